@@ -1,0 +1,7 @@
+"""GET and DELETE /jobs/{id}, GET /jobs, and what does not exist."""
+
+from backburner import bootstrap
+
+handler = (
+    bootstrap.status()
+)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one

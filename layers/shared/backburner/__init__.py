@@ -1,0 +1,1 @@
+"""Backburner: asynchronous LLM work on AWS serverless."""

@@ -1,0 +1,1 @@
+"""What the core needs from outside, on AWS: one service each."""

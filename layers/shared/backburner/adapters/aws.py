@@ -1,0 +1,39 @@
+"""What all adapters share: clients with short timeouts, and AWS errors in the core's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from backburner.errors import PortUnavailable
+
+CONNECTIONS_MAX = 25
+"""More than the jobs of one batch, so that no thread waits for a connection."""
+
+
+def client(service: str, *, connect_seconds: float, read_seconds: float, tries: int) -> Any:
+    """A client whose calls end within about `tries` x (connect + read) seconds; the defaults allow minutes."""
+    config = Config(
+        connect_timeout=connect_seconds,
+        read_timeout=read_seconds,
+        retries={"total_max_attempts": tries, "mode": "standard"},
+        max_pool_connections=CONNECTIONS_MAX,
+    )
+    factory: Any = boto3.client  # typed by service name, which is a variable here
+    return factory(service, config=config)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what botocore raises into PortUnavailable, which says nothing about whether the call had its effect."""
+    try:
+        yield
+    except ClientError as error:
+        raise PortUnavailable(error.response.get("Error", {}).get("Code", "unknown")) from error
+    except BotoCoreError as error:
+        raise PortUnavailable(type(error).__name__) from error

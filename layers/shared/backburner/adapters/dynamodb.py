@@ -1,0 +1,343 @@
+"""The Jobs and Clients tables.
+
+The row of a job: attributes that conditions or indexes read are DynamoDB numbers and strings; everything else is JSON
+text, so that numbers come back as they were sent (DynamoDB's own numbers would refuse 0.7 as a float and NaN at all).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from heapq import merge
+from itertools import islice
+from typing import Any, Final, Unpack
+
+from botocore.exceptions import ClientError
+
+from backburner.adapters.aws import translated
+from backburner.errors import InvalidRequest, PortUnavailable
+from backburner.models import (
+    Attempt,
+    Client,
+    EpochMs,
+    Failure,
+    Job,
+    JobStatus,
+    Lane,
+    Notice,
+    NoticeStatus,
+    Payload,
+    Usage,
+    canonical_json,
+)
+from backburner.ports import Conflict, Guard, Patch
+
+type Item = dict[str, Any]
+
+DUE_INDEX: Final = "due"
+CLIENT_INDEX: Final = "by_client"
+DUE_SHARDS: Final = 8
+"""The due index is spread over so many keys: one key takes 1,000 writes a second, a job causes about four."""
+
+_CONDITION_FAILED = "ConditionalCheckFailedException"
+_NUMBERS = (
+    "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
+    "claimed_at", "finished_at",
+)  # fmt: skip
+_STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
+_LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata")
+"""Attributes that a listing leaves unread."""
+
+
+def _number(value: int) -> Item:
+    return {"N": str(value)}
+
+
+def due_shard(job_id: str) -> str:
+    """The partition of the due index that a job lies in."""
+    return str(zlib.crc32(job_id.encode()) % DUE_SHARDS)
+
+
+def _attempt_json(attempt: Attempt) -> str:
+    fields = {name: value for name, value in asdict(attempt).items() if value is not None}
+    return canonical_json(fields)
+
+
+def _outbox_json(outbox: Sequence[Notice]) -> str:
+    return canonical_json([asdict(notice) for notice in outbox])
+
+
+def _attempt(text: str) -> Attempt:
+    fields = json.loads(text)
+    usage = fields.pop("usage", None)
+    return Attempt(**fields, usage=Usage(**usage) if usage else None)
+
+
+def _notice(fields: Mapping[str, Any]) -> Notice:
+    return Notice(**{**fields, "status": NoticeStatus(fields["status"])})
+
+
+def _text(text: str | None) -> Item | None:
+    return None if text is None else {"S": text}
+
+
+_SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
+    "metadata": _text,
+    "error": lambda error: _text(error and canonical_json(asdict(error))),
+    "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
+    "targets": lambda targets: _text(canonical_json(list(targets)) if targets else None),
+    "log": lambda log: {"L": [{"S": _attempt_json(attempt)} for attempt in log]} if log else None,
+    **dict.fromkeys(_NUMBERS, lambda value: None if value is None else _number(value)),
+    **dict.fromkeys(_STRINGS, lambda value: {"S": str(value)}),
+}
+"""How each field is written; None removes the attribute."""
+
+
+def attributes(values: Mapping[str, Any], job_id: str) -> Item:
+    """Fields of a job as attributes of its row; a None becomes None, to be removed."""
+    item: Item = {}
+    for name, value in values.items():
+        if name in ("request", "result"):
+            item[name], item[f"{name}_key"] = _text(value and value.text), _text(value and value.key)
+        elif name == "schema_version":
+            item["v"] = _number(value)
+        else:
+            item[name] = _SPELLED[name](value)
+    if "due_at" in item:
+        item["due_shard"] = None if item["due_at"] is None else {"S": due_shard(job_id)}
+    return item
+
+
+def job_of(item: Item) -> Job:
+    """The job that a row describes. Attributes of later versions are passed over."""
+    plain: dict[str, Any] = {name: int(item[name]["N"]) for name in _NUMBERS if name in item}
+    plain |= {name: item[name]["S"] for name in _STRINGS}
+    plain["lane"] = Lane(plain["lane"])
+    plain["status"] = JobStatus(plain["status"])
+    plain.setdefault("due_at", None)
+    error = json.loads(item["error"]["S"]) if "error" in item else None
+    return Job(
+        **plain,
+        schema_version=int(item["v"]["N"]),
+        request=Payload(item.get("request", {}).get("S"), item.get("request_key", {}).get("S")),
+        result=_payload(item, "result"),
+        error=Failure(**error) if error else None,
+        log=tuple(_attempt(entry["S"]) for entry in item.get("log", {"L": []})["L"]),
+        metadata=item.get("metadata", {}).get("S"),
+        targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
+        outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),
+    )
+
+
+def _payload(item: Item, name: str) -> Payload | None:
+    text, key = item.get(name, {}).get("S"), item.get(f"{name}_key", {}).get("S")
+    return None if text is None and key is None else Payload(text, key)
+
+
+class _Expressions:
+    """Names and values of one request: DynamoDB wants both as placeholders, since `status` and others are reserved."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.values: Item = {}
+
+    def name(self, attribute: str) -> str:
+        placeholder = f"#{attribute}"
+        self.names[placeholder] = attribute
+        return placeholder
+
+    def value(self, value: Item) -> str:
+        placeholder = f":v{len(self.values)}"
+        self.values[placeholder] = value
+        return placeholder
+
+    def condition(self, guard: Guard) -> str:
+        """The guard as a condition expression."""
+        name, value = self.name, self.value
+        statuses = ", ".join(value({"S": status}) for status in sorted(guard.statuses))
+        parts = [f"attribute_exists({name('job_id')})", f"{name('status')} IN ({statuses})"]
+        if guard.claims is not None:
+            parts.append(f"{name('claims')} = {value(_number(guard.claims))}")
+        if guard.available_by is not None:
+            parts.append(f"{name('available_at')} <= {value(_number(guard.available_by))}")
+        if guard.due_by is not None:
+            parts.append(f"{name('due_at')} <= {value(_number(guard.due_by))}")
+        if guard.due_at is not None:
+            parts.append(f"{name('due_at')} = {value(_number(guard.due_at))}")
+        if guard.deadline_after is not None:
+            parts.append(f"{name('deadline_at')} > {value(_number(guard.deadline_after))}")
+        if guard.unexpired_at is not None:
+            parts.append(f"{name('expires_at')} > {value(_number(guard.unexpired_at // 1000))}")
+        if guard.outbox is not None:
+            parts.append(f"{name('outbox')} = {value({'S': _outbox_json(guard.outbox)})}")
+        return " AND ".join(parts)
+
+    def update(self, job_id: str, patch: Patch) -> str:
+        """The patch as an update expression."""
+        fields: dict[str, Any] = dict(patch)
+        adds = {name.removeprefix("add_"): fields.pop(name) for name in list(fields) if name.startswith("add_")}
+        appended: Sequence[Attempt] = fields.pop("append_log", ())
+        written = attributes(fields, job_id)
+        sets = [f"{self.name(name)} = {self.value(value)}" for name, value in written.items() if value is not None]
+        if appended:
+            lines = self.value({"L": [{"S": _attempt_json(attempt)} for attempt in appended]})
+            log, empty = self.name("log"), self.value({"L": []})
+            sets.append(f"{log} = list_append(if_not_exists({log}, {empty}), {lines})")
+        removes = [self.name(name) for name, value in written.items() if value is None]
+        clauses = [f"SET {', '.join(sets)}"] if sets else []
+        clauses += [f"REMOVE {', '.join(removes)}"] if removes else []
+        if adds:
+            clauses.append("ADD " + ", ".join(f"{self.name(n)} {self.value(_number(v))}" for n, v in adds.items()))
+        return " ".join(clauses)
+
+
+class JobsTable:
+    """The Jobs table, as ports.JobStore."""
+
+    def __init__(self, client: Any, table: str) -> None:
+        self._client = client
+        self._table = table
+
+    def add(self, job: Job, now: EpochMs) -> Job | None:
+        """Store a new row unless an unexpired one stands there; then return that one."""
+        fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
+        item = {name: value for name, value in attributes(fields, job.job_id).items() if value is not None}
+        try:
+            with translated():
+                self._client.put_item(
+                    TableName=self._table,
+                    Item=item,
+                    ConditionExpression="attribute_not_exists(job_id) OR expires_at <= :now",
+                    ExpressionAttributeValues={":now": _number(now // 1000)},
+                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                )
+        except PortUnavailable as error:
+            return job_of(_refused_item(error))
+        return None
+
+    def get(self, job_id: str) -> Job | None:
+        """The row as last written."""
+        with translated():
+            reply = self._client.get_item(TableName=self._table, Key={"job_id": {"S": job_id}}, ConsistentRead=True)
+        return job_of(reply["Item"]) if "Item" in reply else None
+
+    def update(self, job_id: str, guard: Guard, **patch: Unpack[Patch]) -> Job:
+        """Write the patch if the guard holds; return the new row. Raises Conflict."""
+        expressions = _Expressions()
+        condition = expressions.condition(guard)
+        update = expressions.update(job_id, patch)
+        try:
+            with translated():
+                reply = self._client.update_item(
+                    TableName=self._table,
+                    Key={"job_id": {"S": job_id}},
+                    ConditionExpression=condition,
+                    UpdateExpression=update,
+                    ExpressionAttributeNames=expressions.names,
+                    ExpressionAttributeValues=expressions.values,
+                    ReturnValues="ALL_NEW",
+                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                )
+        except PortUnavailable as error:
+            item = _refused_item(error)
+            raise Conflict(job_of(item) if item else None) from error
+        return job_of(reply["Attributes"])
+
+    def due(self, before: EpochMs, limit: int) -> Iterable[str]:
+        """Ids of due rows over all shards, the longest overdue first."""
+        shards = [list(islice(self._due_in(str(shard), before), limit)) for shard in range(DUE_SHARDS)]
+        return [job_id for _, job_id in islice(merge(*shards), limit)]
+
+    def _due_in(self, shard: str, before: EpochMs) -> Iterable[tuple[int, str]]:
+        pages = self._client.get_paginator("query").paginate(
+            TableName=self._table,
+            IndexName=DUE_INDEX,
+            KeyConditionExpression="due_shard = :shard AND due_at < :before",
+            ExpressionAttributeValues={":shard": {"S": shard}, ":before": _number(before)},
+        )
+        with translated():
+            for page in pages:
+                for item in page["Items"]:
+                    yield int(item["due_at"]["N"]), item["job_id"]["S"]
+
+    def list_by_client(
+        self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int
+    ) -> tuple[Sequence[Job], str | None]:
+        """A page of the client's jobs, newest first; without their requests and results. Raises InvalidRequest."""
+        start: Item | None = _cursor_key(cursor, client_id) if cursor else None
+        found: list[Job] = []
+        while len(found) < limit:
+            with translated():
+                page = self._client.query(
+                    TableName=self._table,
+                    IndexName=CLIENT_INDEX,
+                    KeyConditionExpression="client_id = :client",
+                    ExpressionAttributeValues={":client": {"S": client_id}},
+                    ScanIndexForward=False,
+                    Limit=limit - len(found),
+                    **({"ExclusiveStartKey": start} if start else {}),
+                )
+            jobs = self._rows([item["job_id"]["S"] for item in page["Items"]])
+            found += [job for job in jobs if status in (None, job.status)]
+            start = page.get("LastEvaluatedKey")
+            if start is None:
+                return found, None
+        return found, _cursor(start) if start is not None else None
+
+    def _rows(self, job_ids: Sequence[str]) -> list[Job]:
+        wanted = [name for name in Job.__dataclass_fields__ if name not in (*_LISTED, "schema_version")] + ["v"]
+        names = {f"#{name}": name for name in wanted}
+        asked: Item = {"Keys": [{"job_id": {"S": job_id}} for job_id in job_ids],
+                       "ProjectionExpression": ", ".join(names), "ExpressionAttributeNames": names}  # fmt: skip
+        rows: dict[str, Job] = {}
+        requests: dict[str, Any] = {self._table: asked} if job_ids else {}
+        while requests:
+            with translated():
+                reply: Item = self._client.batch_get_item(RequestItems=requests)
+            rows |= {item["job_id"]["S"]: job_of(item) for item in reply["Responses"].get(self._table, [])}
+            requests = reply.get("UnprocessedKeys", {})
+        return [rows[job_id] for job_id in job_ids if job_id in rows]
+
+
+def _refused_item(error: PortUnavailable) -> Item:
+    """The row that refused a conditional write ({} if there was none); any other error is raised again."""
+    cause = error.__cause__
+    if isinstance(cause, ClientError) and cause.response.get("Error", {}).get("Code") == _CONDITION_FAILED:
+        item: Item = cause.response.get("Item") or {}
+        return item
+    raise error
+
+
+def _cursor(key: Item) -> str:
+    text = canonical_json([int(key["created_at"]["N"]), key["job_id"]["S"]])
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _cursor_key(cursor: str, client_id: str) -> Item:
+    try:
+        created_at, job_id = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
+        if not (type(created_at) is int and isinstance(job_id, str) and 0 < len(job_id) <= 128):
+            raise ValueError("not a position")
+    except ValueError as error:
+        raise InvalidRequest("not a cursor that a listing returned", field="cursor") from error
+    return {"client_id": {"S": client_id}, "created_at": _number(created_at), "job_id": {"S": job_id}}
+
+
+class ClientsTable:
+    """The Clients table, as ports.Clients: found by the SHA-256 of the key, which is random enough to need no salt."""
+
+    def __init__(self, client: Any, table: str) -> None:
+        self._client = client
+        self._table = table
+
+    def find(self, key_hash: str) -> Client | None:
+        """The client whose key has this hash."""
+        with translated():
+            reply = self._client.get_item(TableName=self._table, Key={"key_hash": {"S": key_hash}})
+        item = reply.get("Item")
+        if item is None or item.get("disabled", {}).get("BOOL", False):
+            return None
+        return Client(client_id=item["client_id"]["S"], name=item.get("name", {}).get("S", ""))

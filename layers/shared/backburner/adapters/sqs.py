@@ -1,0 +1,149 @@
+"""The lane queues and the dead-letter queue, and the format of a hint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from backburner.adapters.aws import translated
+from backburner.errors import MalformedHint, PortUnavailable
+from backburner.models import SCHEMA_VERSION, DeadLetter, Hint, Lane, canonical_json
+
+BODY_CHARACTERS_MAX = 10_000
+"""What is kept of a message that is no hint."""
+PEEK_SECONDS = 5
+"""Letters just looked at are out of the operator's sight for so long, and no longer."""
+
+
+def hint_body(hint: Hint) -> str:
+    """A hint as a message body: `{"job_id":"…","v":1}`, plus `died` and `alone` where they say something."""
+    fields: dict[str, object] = {"job_id": hint.job_id, "v": hint.schema_version}
+    if hint.died is not None:
+        fields["died"] = hint.died
+    if hint.alone:
+        fields["alone"] = True
+    return canonical_json(fields)
+
+
+def parse_hint(body: object) -> Hint:
+    """The hint in a message body. Unknown fields are passed over, later versions refused. Raises MalformedHint."""
+    try:
+        fields = json.loads(body) if isinstance(body, str) else None
+    except (ValueError, RecursionError) as error:
+        raise MalformedHint from error
+    if not isinstance(fields, dict):
+        raise MalformedHint
+    job_id, version, died = fields.get("job_id"), fields.get("v", SCHEMA_VERSION), fields.get("died")
+    if not isinstance(job_id, str) or not 0 < len(job_id) <= 128 or not job_id.isascii():
+        raise MalformedHint
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION or type(died) not in (int, type(None)):
+        raise MalformedHint
+    return Hint(job_id, died=died, alone=fields.get("alone") is True, schema_version=version)
+
+
+def batch_handler(
+    run_batch: Callable[[Mapping[str, Hint], Callable[[], float]], list[str]], reject: Callable[[str], None]
+) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
+    """A Lambda handler for batches of hints that answers each message on its own (ReportBatchItemFailures).
+
+    A message that is no hint is rejected, once; it comes back only if even that failed.
+    """
+
+    def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        hints: dict[str, Hint] = {}
+        failed: list[str] = []
+        for record in event.get("Records") or []:
+            try:
+                hints[record["messageId"]] = parse_hint(record.get("body"))
+            except MalformedHint:
+                try:
+                    reject(str(record.get("body") or ""))
+                except PortUnavailable:
+                    failed.append(record["messageId"])
+        if hints:
+            failed += run_batch(hints, lambda: context.get_remaining_time_in_millis() / 1000)
+        return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
+
+    return handle
+
+
+class LaneQueues:
+    """The lane queues, as ports.HintQueue. `urls` names the deployed lanes."""
+
+    def __init__(self, client: Any, urls: Mapping[Lane, str]) -> None:
+        self._client = client
+        self._urls = urls
+
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+        """Queue a hint. The client is the message group, so SQS's fair queues keep its backlog from the others."""
+        with translated():
+            self._client.send_message(
+                QueueUrl=self._urls[lane],
+                MessageBody=hint_body(hint),
+                DelaySeconds=delay_seconds,
+                MessageGroupId=client_id,
+            )
+
+
+class DeadLetters:
+    """The dead-letter queue, as ports.DeadLetterQueue."""
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    def bury(self, body: str | Hint, *, reason: str, detail: str, lane: Lane, client_id: str | None) -> None:
+        """Send a letter; reason, detail, lane and client are message attributes, which the console shows."""
+        texts = {"reason": reason, "detail": _allowed(detail)[:500], "lane": lane, "client_id": client_id}
+        with translated():
+            self._client.send_message(
+                QueueUrl=self._url,
+                MessageBody=hint_body(body)
+                if isinstance(body, Hint)
+                else _allowed(body or "(empty)")[:BODY_CHARACTERS_MAX],
+                MessageAttributes={
+                    name: {"DataType": "String", "StringValue": text} for name, text in texts.items() if text
+                },
+            )
+
+    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
+        """Look at some letters and return those without a reason; all stay in the queue."""
+        found: dict[str, DeadLetter] = {}
+        for _ in range(-(-limit // 10)):
+            with translated():
+                reply = self._client.receive_message(
+                    QueueUrl=self._url,
+                    MaxNumberOfMessages=10,
+                    VisibilityTimeout=PEEK_SECONDS,
+                    WaitTimeSeconds=0,
+                    MessageAttributeNames=["reason"],
+                )
+            messages = reply.get("Messages", [])
+            for message in messages:
+                if "reason" not in message.get("MessageAttributes", {}):
+                    found[message["MessageId"]] = _letter(message)
+            if not messages:
+                break
+        return list(found.values())
+
+    def remove(self, letter: DeadLetter) -> None:
+        """Delete a letter just received."""
+        with translated():
+            self._client.delete_message(QueueUrl=self._url, ReceiptHandle=letter.receipt)
+
+
+def _letter(message: Mapping[str, Any]) -> DeadLetter:
+    try:
+        hint = parse_hint(message["Body"])
+    except MalformedHint:
+        hint = None
+    return DeadLetter(message["ReceiptHandle"], message["Body"], None, hint)
+
+
+def _allowed(text: str) -> str:
+    """The text without the characters that SQS refuses: #x9 #xA #xD #x20-#xD7FF #xE000-#xFFFD #x10000-#x10FFFF."""
+    return "".join(
+        c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c >= "\U00010000" else "?"
+        for c in text
+    )  # fmt: skip

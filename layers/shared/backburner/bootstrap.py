@@ -1,0 +1,221 @@
+"""Where classes meet. Each builder imports what it builds inside itself, so a function loads its own part only."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from backburner.models import EpochMs, Lane
+
+if TYPE_CHECKING:
+    from backburner.http import Handler
+    from backburner.lifecycle import Lifecycle
+    from backburner.ports import Provider
+    from backburner.settings import Common, EndpointSettings
+    from backburner.submission import Submission
+
+BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+
+
+class SystemClock:
+    """The machine's clock, as ports.Clock."""
+
+    def now(self) -> EpochMs:
+        """Milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+class SystemChance:
+    """The machine's randomness, as ports.Chance."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number between the two."""
+        return random.uniform(low, high)
+
+    def name(self) -> str:
+        """26 characters of base 32: 130 bits."""
+        return "".join(secrets.choice(BASE32) for _ in range(26))
+
+
+class NoNotices:
+    """Stands where the notifications queue will be: no job has a target yet but the dead-letter queue."""
+
+    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
+        """There is nobody to tell."""
+        raise LookupError(f"no channel is deployed for {target!r} of {job_id!r}, delay {delay_seconds}")
+
+
+def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
+    """The life cycle over the AWS adapters; `patient` callers may wait for AWS, the accept path may not."""
+    from backburner.adapters.aws import client
+    from backburner.adapters.dynamodb import JobsTable
+    from backburner.adapters.sqs import DeadLetters, LaneQueues
+    from backburner.lifecycle import Lifecycle
+    from backburner.observability import Logbook
+
+    seconds, tries = (5.0, 5) if patient else (2.0, 3)
+    sqs = client("sqs", connect_seconds=1, read_seconds=seconds, tries=tries)
+    dynamodb = client("dynamodb", connect_seconds=1, read_seconds=seconds, tries=tries)
+    return Lifecycle(
+        store=JobsTable(dynamodb, settings.jobs_table),
+        hints=LaneQueues(sqs, {Lane.STANDARD: settings.standard_queue_url}),
+        dead_letters=DeadLetters(sqs, settings.dead_letter_queue_url),
+        notices=NoNotices(),
+        clock=SystemClock(),
+        chance=SystemChance(),
+        journal=Logbook(),
+        attempts_max=settings.max_attempts,
+        retention_seconds=settings.retention_days * 86_400,
+    )
+
+
+def _payloads(settings: Common) -> Any:
+    """The payloads bucket; its client is made when a large payload first needs it."""
+    from backburner.adapters.s3 import PayloadsBucket
+
+    @cache
+    def s3() -> Any:
+        from backburner.adapters.aws import client
+
+        return client("s3", connect_seconds=1, read_seconds=10, tries=3)
+
+    return PayloadsBucket(s3, settings.payloads_bucket)
+
+
+def _submission(settings: EndpointSettings) -> Submission:
+    from backburner.pricing import PriceList
+    from backburner.submission import Submission
+
+    lifecycle = _lifecycle(settings, patient=False)
+    return Submission(
+        store=lifecycle.store,
+        payloads=_payloads(settings),
+        lifecycle=lifecycle,
+        catalogue=PriceList.load(settings.extra_models),
+        clock=lifecycle.clock,
+        chance=lifecycle.chance,
+        default_model=settings.default_model,
+        lanes=frozenset({Lane.STANDARD}),
+        deadline_seconds=settings.default_deadline_seconds,
+        retention_seconds=lifecycle.retention_seconds,
+    )
+
+
+def _endpoint(build: Callable[..., Handler]) -> Handler:
+    from backburner.adapters.aws import client
+    from backburner.adapters.dynamodb import ClientsTable
+    from backburner.http import Doorkeeper
+    from backburner.observability import Logbook
+    from backburner.settings import EndpointSettings
+
+    settings = EndpointSettings.from_environment(os.environ)
+    submission = _submission(settings)
+    clients = ClientsTable(client("dynamodb", connect_seconds=1, read_seconds=2, tries=3), settings.clients_table)
+    return build(submission, Doorkeeper(clients), Logbook())
+
+
+def ingest() -> Handler:
+    """The handler of `POST /jobs`."""
+    from backburner.http import ingest_handler
+
+    return _endpoint(ingest_handler)
+
+
+def status() -> Handler:
+    """The handler of everything else under the API."""
+    from backburner.http import status_handler
+
+    return _endpoint(status_handler)
+
+
+def worker() -> Handler:
+    """The handler of the lane queues. SIGTERM hands back what is in hand."""
+    import signal
+
+    from backburner.adapters.aws import client
+    from backburner.adapters.secrets import ProviderSecret
+    from backburner.adapters.sqs import batch_handler
+    from backburner.execution import Execution, Leases
+    from backburner.pricing import PriceList, cost_micro_usd
+    from backburner.settings import WorkerSettings
+
+    settings = WorkerSettings.from_environment(os.environ)
+    lifecycle = _lifecycle(settings, patient=True)
+    secret = ProviderSecret(
+        client("secretsmanager", connect_seconds=2, read_seconds=5, tries=3), settings.provider_secret_arn
+    )
+    execution = Execution(
+        lifecycle=lifecycle,
+        payloads=_payloads(settings),
+        dead_letters=lifecycle.dead_letters,
+        providers=_providers(secret, {"openai": settings.openai_base_url, "anthropic": settings.anthropic_base_url}),
+        catalogue=PriceList.load(settings.extra_models),
+        price=cost_micro_usd,
+        clock=lifecycle.clock,
+        chance=lifecycle.chance,
+        journal=lifecycle.journal,
+        leases=Leases(lifecycle, lifecycle.clock, lifecycle.journal),
+        default_model=settings.default_model,
+        default_max_tokens=settings.default_max_tokens,
+        call_seconds=settings.call_timeout_seconds,
+    )
+
+    def hand_back(*_: Any) -> None:
+        execution.stop()
+        os._exit(0)  # the threads' calls are given up; waiting for them would outlast the grace period
+
+    signal.signal(signal.SIGTERM, hand_back)
+    return batch_handler(execution.run_batch, lambda body: execution.reject(body, Lane.STANDARD))
+
+
+def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provider]:
+    """Providers by name; each imports its SDK when a job first needs it."""
+
+    def openai(key: Callable[[], str], refresh: Callable[[str], bool]) -> Provider:
+        from backburner.providers.openai import OpenAI
+
+        return OpenAI(key, refresh, base_urls["openai"])
+
+    def anthropic(key: Callable[[], str], refresh: Callable[[str], bool]) -> Provider:
+        from backburner.providers.anthropic import Anthropic
+
+        return Anthropic(key, refresh, base_urls["anthropic"])
+
+    registry = {"openai": openai, "anthropic": anthropic}
+
+    @cache
+    def provider(name: str) -> Provider:
+        entry = f"{name}_api_key"
+        return registry[name](lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused))
+
+    return provider
+
+
+def repair() -> Handler:
+    """The handler of the schedule."""
+    from backburner.repair import Repair
+    from backburner.settings import RepairSettings
+
+    settings = RepairSettings.from_environment(os.environ)
+    lifecycle = _lifecycle(settings, patient=True)
+    repairer = Repair(
+        store=lifecycle.store,
+        lifecycle=lifecycle,
+        dead_letters=lifecycle.dead_letters,
+        clock=lifecycle.clock,
+        journal=lifecycle.journal,
+    )
+
+    def handle(_event: dict[str, Any], _context: Any) -> dict[str, Any]:
+        return {"seen": repairer.run_once()}
+
+    return handle

@@ -1,0 +1,325 @@
+"""Running jobs: a hint in, an ended (or put back) job out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from backburner.errors import (
+    Abandoned,
+    InternalFault,
+    Interrupted,
+    JobFailed,
+    ModelNotFound,
+    PayloadMissing,
+    PortUnavailable,
+    ProviderRefusedRequest,
+    ProviderTimeout,
+)
+from backburner.lifecycle import RENEW_MS, Lifecycle
+from backburner.models import (
+    Answer,
+    Attempt,
+    Hint,
+    Job,
+    JobRequest,
+    JobStatus,
+    Lane,
+    Message,
+    ModelInfo,
+    Payload,
+    Question,
+    Usage,
+    canonical_json,
+)
+from backburner.ports import Catalogue, Chance, Clock, Conflict, DeadLetterQueue, Journal, PayloadStore, Provider
+
+INLINE_BYTES_MAX = 100_000
+"""A larger answer goes to the payload store, for the reasons given where requests are taken in."""
+CLOSING_SECONDS = 10.0
+"""Kept free at the end of an invocation: to store the answer, with its retries, and to return."""
+CALL_SECONDS_MIN = 5.0
+"""With less time than this left, a job is not begun; nothing would come of it but a paid call without an answer."""
+KEEPER_SECONDS = 1.0
+"""How often the keeper looks whether a lease must be renewed."""
+
+type TimeLeft = Callable[[], float]
+"""Seconds until the invocation is ended from outside."""
+
+
+@dataclass
+class Lease:
+    """A job in hand. `lost` is set once it is somebody else's, or cancelled."""
+
+    job: Job
+    renew_at: int
+    lost: threading.Event = field(default_factory=threading.Event)
+
+
+class Leases:
+    """The leases of one process. `tick` renews them; a thread calls it, or a simulation does."""
+
+    def __init__(self, lifecycle: Lifecycle, clock: Clock, journal: Journal) -> None:
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._journal = journal
+        self._held: dict[int, Lease] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, job: Job) -> Iterator[Lease]:
+        """Keep the job's lease while the block runs."""
+        lease = Lease(job, renew_at=self._clock.now() + RENEW_MS)
+        with self._lock:
+            self._held[id(lease)] = lease
+        try:
+            yield lease
+        finally:
+            with self._lock:
+                self._held.pop(id(lease), None)
+
+    @property
+    def held(self) -> tuple[Lease, ...]:
+        """The leases held now."""
+        with self._lock:
+            return tuple(self._held.values())
+
+    def tick(self) -> None:
+        """Renew what is due for renewal; learn which jobs are ours no more."""
+        for lease in self.held:
+            now = self._clock.now()
+            if now < lease.renew_at or lease.lost.is_set():
+                continue
+            try:
+                self._lifecycle.renew(lease.job)
+                lease.renew_at = now + RENEW_MS
+            except Conflict:
+                lease.lost.set()
+            except PortUnavailable:
+                self._journal.note("lease_unrenewed", job_id=lease.job.job_id)  # tried again at the next tick
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The worker's use cases. `providers` gives a provider by name and imports its SDK only then."""
+
+    lifecycle: Lifecycle
+    payloads: PayloadStore
+    dead_letters: DeadLetterQueue
+    providers: Callable[[str], Provider]
+    catalogue: Catalogue
+    price: Callable[[ModelInfo, Usage], int]
+    clock: Clock
+    chance: Chance
+    journal: Journal
+    leases: Leases
+    default_model: str
+    default_max_tokens: int = 1024
+    call_seconds: float = 240.0
+
+    # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run_batch(self, hints: Mapping[str, Hint], time_left: TimeLeft) -> list[str]:
+        """Run the hints, by message id, at once; return the ids of the messages that must come back.
+
+        A job that has lost a worker before runs after the others and by itself, so that it cannot take them along.
+        """
+        together = [name for name, hint in hints.items() if not hint.alone]
+        alone = [name for name, hint in hints.items() if hint.alone]
+        failed: list[str] = []
+        with self._keeper(), ThreadPoolExecutor(max_workers=max(1, len(together)), thread_name_prefix="job") as pool:
+            runs = {name: pool.submit(self.run, hints[name], time_left) for name in together}
+            failed += [name for name, run in runs.items() if not self._went_well(name, run)]
+            for name in alone:
+                if not self._went_well(name, pool.submit(self.run, hints[name], time_left)):
+                    failed.append(name)
+        return failed
+
+    def _went_well(self, name: str, run: Future[None]) -> bool:
+        error = run.exception()
+        if error is not None:
+            self.journal.note("message_returned", message_id=name, error=type(error).__name__)
+        return error is None
+
+    @contextmanager
+    def _keeper(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def keep() -> None:
+            while not done.wait(KEEPER_SECONDS):
+                self.leases.tick()
+
+        keeper = threading.Thread(target=keep, name="lease-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
+
+    def stop(self) -> None:
+        """The process is about to be ended: hand back every job in hand."""
+        for lease in self.leases.held:
+            lease.lost.set()
+            try:
+                self._conclude(lease.job, Interrupted(), self._attempt(lease.job, Interrupted.code))
+            except (Conflict, PortUnavailable):
+                self.journal.note("job_left_behind", job_id=lease.job.job_id)  # its lease lapses; the repairer acts
+
+    def reject(self, body: str, lane: Lane) -> None:
+        """Put a message that is no hint into the dead-letter queue."""
+        self.journal.note("hint_rejected", lane=lane)
+        self.dead_letters.bury(body, reason="malformed_hint", detail="not a hint", lane=lane, client_id=None)
+
+    # ── One hint ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, hint: Hint, time_left: TimeLeft) -> None:
+        """Do what the row says, if the row says anything. Returning means that the message is done with.
+
+        Raises PortUnavailable when nothing could be decided.
+        """
+        if time_left() < CLOSING_SECONDS + CALL_SECONDS_MIN:
+            self._leave(hint)
+            return
+        job = self._take(hint)
+        if job is None:
+            return
+        with self.leases.hold(job) as lease:
+            self._attempt_job(lease, time_left)
+
+    def _leave(self, hint: Hint) -> None:
+        """There is too little time left in this invocation: leave the job to the next, at no cost in receives."""
+        job = self.lifecycle.store.get(hint.job_id)
+        if job is not None and (not job.status.is_final or hint.died == job.claims):
+            self.lifecycle.remind(job, alone=hint.alone)
+
+    def _take(self, hint: Hint) -> Job | None:
+        owner = self.chance.name()
+        try:
+            return self.lifecycle.claim(hint.job_id, owner)
+        except Conflict as conflict:
+            row = conflict.current
+        try:
+            return self._take_otherwise(hint, row, owner)
+        except Conflict:
+            return None  # somebody else was faster
+
+    def _take_otherwise(self, hint: Hint, row: Job | None, owner: str) -> Job | None:
+        """What to do with a hint whose job is not simply waiting."""
+        now = self.clock.now()
+        if row is None:
+            # A hint is sent after its row is durable and lives shorter than it, so this one was never a job's.
+            self.dead_letters.bury(hint, reason="unknown_job", detail="no such job", lane=Lane.STANDARD, client_id=None)
+            return None
+        if row.has_expired(now):
+            return None
+        match row.status:
+            case JobStatus.QUEUED if row.deadline_at <= now:
+                self.lifecycle.expire(row)
+            case JobStatus.QUEUED if row.available_at > now:
+                self.lifecycle.remind(row, alone=hint.alone)
+            case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:
+                if row.attempts < self.lifecycle.attempts_max and row.deadline_at > now:
+                    return self.lifecycle.take_over(row, owner)
+                self.lifecycle.lose(row)
+            case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:
+                self.journal.note("job_revived", job_id=row.job_id)
+                return self.lifecycle.revive(row, owner)
+            case _:
+                self.journal.note("hint_dropped", job_id=row.job_id, status=row.status)
+        return None
+
+    def _attempt_job(self, lease: Lease, time_left: TimeLeft) -> None:
+        job = lease.job
+        question: Question | None = None
+        try:
+            question = self._question(job)
+            timeout = min(self.call_seconds, time_left() - CLOSING_SECONDS)
+            if timeout <= 0:
+                raise ProviderTimeout("no time was left for the call")
+            provider = self.providers(question.model.provider)
+            answer = provider.ask(question, timeout_seconds=timeout, abandoned=lease.lost.is_set)
+        except JobFailed as error:
+            self._conclude(job, error, self._attempt(job, error.code, question, error))
+        except PortUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  a fault of ours must not leave the job to its lease, nor run it for ever
+            self.journal.note("job_faulted", job_id=job.job_id, error=type(error).__name__)
+            self._conclude(job, InternalFault(), self._attempt(job, InternalFault.code, question))
+        else:
+            self._keep(job, answer, self._attempt(job, "completed", question, answer))
+
+    def _keep(self, job: Job, answer: Answer, attempt: Attempt) -> None:
+        """Store a paid answer, or at least what it cost."""
+        body = canonical_json({"text": answer.text, "finish_reason": answer.finish_reason,
+                               "model": answer.model, "provider": answer.provider})  # fmt: skip
+        payload = Payload(body)
+        if len(body.encode()) > INLINE_BYTES_MAX:
+            key = f"results/{job.job_id}/{job.claims}"
+            payload = Payload(None, key)
+            self.lifecycle.insist(lambda: self.payloads.put(key, body))
+        if not self.lifecycle.complete(job, payload, attempt):
+            self._discard(job, attempt)
+
+    def _conclude(self, job: Job, error: JobFailed, attempt: Attempt) -> None:
+        """End an attempt that brought no answer: try again later, or fail."""
+        try:
+            if not isinstance(error, Abandoned) and (
+                self.lifecycle.put_back(job, error, attempt) or self.lifecycle.fail(job, error, attempt)
+            ):
+                return
+        except Conflict:
+            pass
+        self._discard(job, attempt)
+
+    def _discard(self, job: Job, attempt: Attempt) -> None:
+        """The job is not ours any more; what the call cost is still true."""
+        self.journal.note("attempt_discarded", job_id=job.job_id, attempt=job.attempts, outcome=attempt.outcome)
+        if attempt.usage is not None:
+            self.lifecycle.record_discarded(job, replace(attempt, outcome="discarded"))
+
+    def _attempt(
+        self, job: Job, outcome: str, question: Question | None = None, got: Answer | JobFailed | None = None
+    ) -> Attempt:
+        usage = got.usage if got is not None else None
+        return Attempt(
+            number=job.attempts,
+            outcome=outcome,
+            began_at=job.claimed_at or job.created_at,
+            ended_at=self.clock.now(),
+            provider=question.model.provider if question else None,
+            model=question.model.name if question else None,
+            request_id=got.request_id if got is not None else None,
+            usage=usage,
+            cost_micro_usd=self.price(question.model, usage) if question and usage else None,
+        )
+
+    def _question(self, job: Job) -> Question:
+        """The stored request with the deployment's defaults filled in. Raises JobFailed if it cannot be run."""
+        try:
+            text = job.request.text if job.request.text is not None else self.payloads.get(job.request.key or "")
+        except PayloadMissing as error:
+            raise ProviderRefusedRequest("the stored request is gone") from error
+        request = JobRequest.model_validate(json.loads(text))
+        name = request.model or self.default_model
+        model = self.catalogue.find(name)
+        if model is None:
+            raise ModelNotFound(f"this deployment no longer knows the model {name!r}")
+        return Question(
+            model=model,
+            messages=tuple(request.messages or (Message(role="user", content=request.prompt or ""),)),
+            system_prompt=request.system_prompt,
+            max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
+            user_hash=_hashed(job.client_id, request.user_id) if request.user_id else None,
+            cache_key=_hashed(job.client_id, request.system_prompt) if request.system_prompt else None,
+        )
+
+
+def _hashed(client_id: str, text: str) -> str:
+    """A name for something of a client's that tells the provider what is the same, not what it is."""
+    return hashlib.sha256(canonical_json([client_id, text]).encode()).hexdigest()[:32]

@@ -1,0 +1,410 @@
+"""The HTTP endpoint: requests into the core's words, the core's answers into JSON, errors into problem documents.
+
+Problem documents: RFC 9457. Instants in replies are Unix seconds, as in the LLM providers' own APIs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NoReturn
+
+from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
+from aws_lambda_powertools.event_handler.exceptions import NotFoundError
+from cachetools import TTLCache
+from pydantic import ValidationError
+
+from backburner.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PortUnavailable,
+    Refusal,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from backburner.models import DEAD_LETTER, Attempt, Client, EpochMs, Job, JobRequest, JobStatus, Usage
+from backburner.ports import Clients, Journal
+from backburner.submission import Submission
+
+BODY_BYTES_MAX = 5_000_000
+"""Of a request, and of a reply; Lambda's own limit is 6 MB for the event or reply that wraps it."""
+KEY_CHARACTERS_MAX = 200
+IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
+JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+CLIENT_CACHE_SECONDS = 30
+"""So long a disabled key may still work in a warm function; it saves one read a request."""
+LINK_SECONDS = 900
+PAGE_MAX = 50
+
+type Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
+
+
+class Doorkeeper:
+    """Tells whose key a request carries."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._known: TTLCache[str, Client] = TTLCache(maxsize=1_000, ttl=CLIENT_CACHE_SECONDS)
+
+    def client(self, headers: Mapping[str, str]) -> Client:
+        """The client whose key the headers carry. Raises Unauthorized, in the same words whatever is wrong."""
+        given = headers.get("authorization") or ""
+        scheme, _, key = given.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            key = headers.get("x-api-key") or ""
+        key = key.strip()
+        if not 0 < len(key) <= KEY_CHARACTERS_MAX or not key.isascii() or not key.isprintable():
+            raise Unauthorized
+        key_hash = hashlib.sha256(key.encode()).hexdigest()
+        client: Client | None = self._known.get(key_hash)
+        if client is None:
+            client = self._clients.find(key_hash)
+            if client is None:
+                raise Unauthorized
+            self._known[key_hash] = client
+        return client
+
+
+# ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
+        raise InvalidRequest("given twice", field=_shown(twice))
+    return fields
+
+
+def _shown(name: str) -> str:
+    """A field name from outside, as an error may show it."""
+    return "".join(c if c.isprintable() else "?" for c in name)[:100]
+
+
+def _refuse_surrogates(value: Any, path: str) -> None:
+    """Half a UTF-16 pair is no character: it can be neither stored nor sent. Raises InvalidRequest."""
+    if isinstance(value, str):
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise InvalidRequest("contains half of a surrogate pair, which is no character", field=path or None)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            here = f"{path}.{_shown(name)}" if path else _shown(name)
+            _refuse_surrogates(name, here)
+            _refuse_surrogates(item, here)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_surrogates(item, f"{path}.{index}")
+
+
+def parse_json(body: str) -> Any:
+    """The JSON value in a request body. Raises InvalidRequest, TooLarge."""
+    try:
+        value = json.loads(body, parse_float=_number, parse_constant=_constant, object_pairs_hook=_object)
+        _refuse_surrogates(value, "")
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise InvalidRequest(f"the body is not JSON: {error.msg} at {where}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {str(error)[:100]}") from error
+    return value
+
+
+def _field_errors(error: ValidationError) -> tuple[tuple[str, str], ...]:
+    words = {"extra_forbidden": "unknown field", "missing": "required"}
+    return tuple(
+        (
+            ".".join(_shown(str(step)) for step in entry["loc"]) or "(body)",
+            words.get(entry["type"]) or entry["msg"].removeprefix("Value error, "),
+        )
+        for entry in error.errors(include_input=False, include_url=False, include_context=False)[:20]
+    )
+
+
+def parse_request(body: str) -> JobRequest:
+    """The request in the body of `POST /jobs`. Raises InvalidRequest, naming each field that is wrong."""
+    value = parse_json(body)
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        return JobRequest.model_validate(value)
+    except ValidationError as error:
+        refusal = InvalidRequest()
+        refusal.fields = _field_errors(error)
+        raise refusal from error
+
+
+def _body(app: APIGatewayRestResolver) -> str:
+    event = app.current_event
+    media_type = (event.headers.get("content-type") or "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType
+    try:
+        body = event.decoded_body or ""
+        size = len(body.encode())
+    except ValueError as error:  # not base64, or not UTF-8
+        raise InvalidRequest("the body is not UTF-8 text") from error
+    if size > BODY_BYTES_MAX:
+        raise TooLarge(f"The body is larger than {BODY_BYTES_MAX} bytes.")
+    return body
+
+
+def _idempotency_key(headers: Mapping[str, str]) -> str | None:
+    key = headers.get("idempotency-key")
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        raise InvalidRequest("must be 1 to 255 visible ASCII characters", field="Idempotency-Key")
+    return key
+
+
+# ── Replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _seconds(instant: EpochMs | None) -> int | None:
+    return None if instant is None else instant // 1000
+
+
+def _usd(micro_usd: int | None) -> float | None:
+    return None if micro_usd is None else micro_usd / 1_000_000
+
+
+def _usage(usage: Usage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "total_tokens": usage.total_tokens,
+        **({"estimated": True} if usage.estimated else {}),
+    }
+
+
+def _receipt_line(attempt: Attempt) -> dict[str, Any]:
+    return _given(
+        attempt=attempt.number,
+        outcome=attempt.outcome,
+        began_at=_seconds(attempt.began_at),
+        ended_at=_seconds(attempt.ended_at),
+        provider=attempt.provider,
+        model=attempt.model,
+        request_id=attempt.request_id,
+        usage=_usage(attempt.usage),
+        cost_usd=_usd(attempt.cost_micro_usd),
+    )
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def job_summary(job: Job) -> dict[str, Any]:
+    """A job as a listing shows it."""
+    return _given(
+        job_id=job.job_id,
+        status=job.status,
+        priority=job.lane,
+        attempts=job.attempts,
+        created_at=_seconds(job.created_at),
+        deadline_at=_seconds(job.deadline_at),
+        finished_at=_seconds(job.finished_at),
+        expires_at=job.expires_at,
+        error=None
+        if job.error is None
+        else {"code": job.error.code, "message": job.error.message, "retryable": job.error.retryable},
+    )
+
+
+def job_document(job: Job, submission: Submission) -> str:
+    """A job as `GET /jobs/{id}` shows it, as JSON text; a result too large for a reply becomes a link."""
+    document = job_summary(job) | _given(
+        metadata=None if job.metadata is None else json.loads(job.metadata),
+        usage=_usage(job.usage),
+        cost_usd=_usd(job.cost_micro_usd),
+        deliveries=[
+            _given(
+                target=notice.target,
+                status=notice.status,
+                tries=notice.tries,
+                told_at=_seconds(notice.told_at),
+                last_error=notice.last_error,
+            )
+            for notice in job.outbox
+            if notice.target != DEAD_LETTER
+        ]
+        or None,
+        receipt=[_receipt_line(attempt) for attempt in job.log] or None,
+    )
+    if job.result is not None:
+        full = _dumps(document | {"result": json.loads(submission.text_of(job.result))})
+        if len(full.encode()) <= BODY_BYTES_MAX:
+            return full
+        document["result_url"] = submission.link_to(job.result, LINK_SECONDS)
+        document["result_note"] = (
+            f"The result is too large for a reply; fetch it from result_url within {LINK_SECONDS} seconds."
+        )
+    return _dumps(document)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> Response[str]:
+    return Response(status, content_type="application/json", body=body, headers=dict(headers or {}))
+
+
+def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
+    """An error as a problem document."""
+    errors = refusal.fields or (((refusal.field, refusal.message),) if refusal.field else ())
+    detail = refusal.message
+    if refusal.fields:
+        detail = "; ".join(f"{name}: {message}" for name, message in refusal.fields[:3])
+    elif refusal.field:
+        detail = f"{refusal.field}: {refusal.message}"
+    document = {
+        "type": f"urn:backburner:problem:{refusal.code}",
+        "title": HTTPStatus(refusal.http_status).phrase,
+        "status": refusal.http_status,
+        "detail": detail,
+        "code": refusal.code,
+        **({"errors": [{"field": name, "message": message} for name, message in errors]} if errors else {}),
+    }
+    more = dict(headers or {})
+    if refusal.retry_after_seconds is not None:
+        more["Retry-After"] = str(refusal.retry_after_seconds)
+    if isinstance(refusal, Unauthorized):
+        more["WWW-Authenticate"] = "Bearer"
+    return Response(refusal.http_status, content_type="application/problem+json", body=_dumps(document), headers=more)
+
+
+class _InternalError(Refusal):
+    """Something went wrong on our side. Trying again may help."""
+
+    code = "internal_error"
+    http_status = 500
+
+
+# ── Endpoints ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _resolver(journal: Journal) -> APIGatewayRestResolver:
+    app = APIGatewayRestResolver()
+
+    @app.exception_handler(Refusal)  # type: ignore[untyped-decorator]
+    def refused(error: Refusal) -> Response[str]:
+        return problem(error)
+
+    @app.exception_handler(Exception)  # type: ignore[untyped-decorator]
+    def broke(error: Exception) -> Response[str]:
+        journal.note("request_failed", error=type(error).__name__, cause=type(error.__cause__).__name__)
+        return problem(Unavailable() if isinstance(error, PortUnavailable) else _InternalError())
+
+    @app.not_found
+    def nothing_here(_: NotFoundError) -> Response[str]:
+        path = app.current_event.path or ""
+        allowed = next((methods for pattern, methods in PATHS if pattern.fullmatch(path)), None)
+        return problem(NotFound()) if allowed is None else problem(MethodNotAllowed(), {"Allow": allowed})
+
+    return app
+
+
+PATHS: Final = (
+    (re.compile(r"/jobs/?"), "GET, POST"),
+    (re.compile(r"/jobs/[^/]+/?"), "GET, DELETE"),
+)
+"""What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
+
+
+def _handler(app: APIGatewayRestResolver) -> Handler:
+    def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        # A gateway may leave these null, which Powertools takes for mappings.
+        usual = {
+            **event,
+            "headers": event.get("headers") or {},
+            "multiValueHeaders": event.get("multiValueHeaders") or {},
+        }
+        reply: dict[str, Any] = app.resolve(usual, context)
+        return reply
+
+    return handle
+
+
+def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Journal) -> Handler:
+    """The handler of `POST /jobs`."""
+    app = _resolver(journal)
+
+    @app.post("/jobs")
+    def accept() -> Response[str]:
+        headers = app.current_event.headers
+        client = doorkeeper.client(headers)
+        accepted = submission.accept(client, parse_request(_body(app)), _idempotency_key(headers))
+        job = accepted.job
+        document = {
+            "job_id": job.job_id,
+            "status": job.status,
+            "poll_url": f"/jobs/{job.job_id}",
+            "expires_at": job.expires_at,
+        }
+        # Relative to the request's own address, so that it holds under any stage or base path.
+        more = {"Location": f"jobs/{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
+        return _json(202, _dumps(document), more)
+
+    return _handler(app)
+
+
+def status_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Journal) -> Handler:
+    """The handler of all other paths and methods."""
+    app = _resolver(journal)
+
+    def job_id(text: str) -> str:
+        return text if JOB_ID.fullmatch(text) else "-"  # no job has that id
+
+    @app.get("/jobs/<text>")
+    def show(text: str) -> Response[str]:
+        client = doorkeeper.client(app.current_event.headers)
+        return _json(200, job_document(submission.find(client, job_id(text)), submission))
+
+    @app.delete("/jobs/<text>")
+    def cancel(text: str) -> Response[str]:
+        client = doorkeeper.client(app.current_event.headers)
+        return _json(200, job_document(submission.cancel(client, job_id(text)), submission))
+
+    @app.get("/jobs")
+    def list_jobs() -> Response[str]:
+        client = doorkeeper.client(app.current_event.headers)
+        parameters = app.current_event.query_string_parameters or {}
+        status = parameters.get("status")
+        if status is not None and status not in list(JobStatus):
+            raise InvalidRequest(f"must be one of {', '.join(JobStatus)}", field="status")
+        limit = parameters.get("limit") or str(PAGE_MAX)
+        if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
+            raise InvalidRequest(f"must be a whole number from 1 to {PAGE_MAX}", field="limit")
+        jobs, cursor = submission.list(
+            client, JobStatus(status) if status else None, parameters.get("cursor") or None, int(limit)
+        )
+        return _json(200, _dumps({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
+
+    return _handler(app)
+
+
+__all__ = ["Doorkeeper", "Handler", "ingest_handler", "parse_request", "problem", "status_handler"]

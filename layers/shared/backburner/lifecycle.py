@@ -1,0 +1,422 @@
+"""The life of a job: every write to a row after its acceptance, each with the guard that makes it safe.
+
+    queued ──claim──▶ processing ──finish──▶ completed | failed
+      ▲  └──────────────────────── cancel ──▶ cancelled
+      └──put back────────┘         expire ──▶ expired
+    failed (dead) ──revive──▶ processing           only on a redrive
+
+`claims` is the fencing token. A worker's writes ask that it is unchanged, so whoever was taken over writes nothing
+more; but a late answer is stored, even after its lease lapsed, as long as nobody else has claimed the job: it is paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from backburner.errors import DeadlinePassed, JobFailed, PortUnavailable, WorkerLost
+from backburner.models import (
+    DEAD_LETTER,
+    Attempt,
+    EpochMs,
+    Failure,
+    Hint,
+    Job,
+    JobStatus,
+    Notice,
+    NoticeStatus,
+    Payload,
+)
+from backburner.ports import Chance, Clock, Conflict, DeadLetterQueue, Guard, HintQueue, JobStore, Journal, NoticeQueue
+
+LEASE_MS = 30_000
+"""A killed worker's job is free after this; with the repairer's minute that stays below 90 s."""
+RENEW_MS = 10_000
+"""A third of the lease: one renewal may fail and clocks may differ by seconds before the lease lapses unnoticed."""
+PATIENCE_MS = 60_000
+"""A queued job whose hint has not arrived after this gets another; well above the accept path's own time limits."""
+PATIENCE_MS_MAX = 3_600_000
+DELAY_SECONDS_MAX = 900
+"""SQS delays a message by no more."""
+BACKOFF_SECONDS = 2.0
+BACKOFF_SECONDS_MAX = 300.0
+DEAD_SECONDS = 14 * 86_400
+"""SQS keeps a dead letter for at most so long; its row must be there for the redrive."""
+FINISH_PAUSES_SECONDS = (0.2, 1.0, 3.0)
+"""Between tries to store an answer that is already paid for."""
+
+_UNFINISHED = frozenset({JobStatus.QUEUED, JobStatus.PROCESSING})
+_FINAL = frozenset(status for status in JobStatus if status.is_final)
+_QUEUED = frozenset({JobStatus.QUEUED})
+_PROCESSING = frozenset({JobStatus.PROCESSING})
+_FAILED = frozenset({JobStatus.FAILED})
+
+
+def patience(job: Job, now: EpochMs) -> int:
+    """Milliseconds until an unanswered hint is sent again: as long as the job has waited, so that it doubles.
+
+    A backlog of an hour then costs each job six extra hints, not sixty.
+    """
+    waited = now - max(job.created_at, job.available_at)
+    return min(max(waited, PATIENCE_MS), PATIENCE_MS_MAX)
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """The verbs, over the ports they need. `attempts_max` is the most provider calls of one run of a job."""
+
+    store: JobStore
+    hints: HintQueue
+    dead_letters: DeadLetterQueue
+    notices: NoticeQueue
+    clock: Clock
+    chance: Chance
+    journal: Journal
+    attempts_max: int = 3
+    retention_seconds: int = 14 * 86_400
+
+    # ── Taking a job ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, job_id: str, owner: str) -> Job:
+        """Take a queued job. The one write of the hot path. Raises Conflict with the row if it is not to be had."""
+        now = self.clock.now()
+        startable = Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)
+        try:
+            return self.store.update(
+                job_id,
+                startable,
+                status=JobStatus.PROCESSING,
+                owner=owner,
+                claimed_at=now,
+                due_at=now + LEASE_MS,
+                add_claims=1,
+                add_attempts=1,
+            )
+        except Conflict as conflict:
+            row = conflict.current
+            if row is not None and row.owner == owner and row.status is JobStatus.PROCESSING:
+                return row  # ours: only the reply to the first try was lost
+            raise
+
+    def take_over(self, job: Job, owner: str) -> Job:
+        """Take a job whose lease has lapsed from the worker that lost it. Raises Conflict."""
+        now = self.clock.now()
+        return self.store.update(
+            job.job_id,
+            Guard(_PROCESSING, claims=job.claims, due_by=now, deadline_after=now, unexpired_at=now),
+            owner=owner,
+            claimed_at=now,
+            due_at=now + LEASE_MS,
+            add_claims=1,
+            add_attempts=1,
+            append_log=(self._lost(job, now),),
+        )
+
+    def revive(self, job: Job, owner: str) -> Job:
+        """Start a new run of a dead job: attempts from one, a new deadline of the old length. Raises Conflict."""
+        now = self.clock.now()
+        deadline_at = now + job.deadline_seconds * 1000
+        return self.store.update(
+            job.job_id,
+            Guard(_FAILED, claims=job.claims, unexpired_at=now),
+            status=JobStatus.PROCESSING,
+            owner=owner,
+            claimed_at=now,
+            due_at=now + LEASE_MS,
+            deadline_at=deadline_at,
+            expires_at=max(job.expires_at, deadline_at // 1000 + self.retention_seconds),
+            finished_at=None,
+            error=None,
+            outbox=(),
+            attempts=1,
+            add_claims=1,
+        )
+
+    def renew(self, job: Job) -> None:
+        """Extend the lease of a job being worked on. Raises Conflict when it is ours no more."""
+        now = self.clock.now()
+        self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), due_at=now + LEASE_MS)
+
+    # ── Ending an attempt ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, job: Job, result: Payload, attempt: Attempt) -> bool:
+        """Store the answer. False if the job had ended otherwise; then its usage alone is recorded."""
+        return self._end(
+            job,
+            Guard(_UNFINISHED, claims=job.claims),
+            JobStatus.COMPLETED,
+            result=result,
+            attempt=attempt,
+        )
+
+    def fail(self, job: Job, error: JobFailed, attempt: Attempt | None) -> bool:
+        """End the job without an answer; a dead one also goes to the dead-letter queue."""
+        return self._end(
+            job,
+            Guard(_UNFINISHED, claims=job.claims),
+            JobStatus.FAILED,
+            dead=error.dead,
+            error=error.failure(),
+            attempt=attempt,
+        )
+
+    def put_back(self, job: Job, error: JobFailed, attempt: Attempt, *, alone: bool = False) -> bool:
+        """Queue the job for another attempt, after a backoff that is never shorter than the provider asked for.
+
+        False if no other attempt can be made (attempts used up, or the deadline comes first); then nothing is written.
+        Raises Conflict when the job is ours no more.
+        """
+        now = self.clock.now()
+        wait_ms = round(1000 * self.backoff_seconds(job.attempts, error.retry_after_seconds))
+        available_at = now + wait_ms
+        if not error.retryable or job.attempts >= self.attempts_max or available_at >= job.deadline_at:
+            return False
+        row = self.store.update(
+            job.job_id,
+            Guard(_PROCESSING, claims=job.claims),
+            status=JobStatus.QUEUED,
+            available_at=available_at,
+            due_at=min(available_at + PATIENCE_MS, job.deadline_at),
+            claimed_at=None,
+            error=error.failure(),
+            append_log=(attempt,),
+        )
+        self.journal.note("job_put_back", job_id=job.job_id, code=error.code, wait_ms=wait_ms, attempt=job.attempts)
+        self._hint_or_leave_due(row, alone=alone)
+        return True
+
+    def backoff_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
+        """Exponential backoff with full jitter, on top of what the provider asked for.
+
+        Source: "Exponential Backoff And Jitter", AWS Architecture Blog.
+        """
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** (attempts - 1))
+        return (retry_after_seconds or 0.0) + self.chance.uniform(0.0, ceiling)
+
+    def insist[T](self, write: Callable[[], T]) -> T:
+        """Make a write that must not be given up lightly: an answer that is paid for hangs on it."""
+        for pause in FINISH_PAUSES_SECONDS:
+            try:
+                return write()
+            except PortUnavailable:
+                self.clock.sleep(pause)
+        return write()
+
+    def record_discarded(self, job: Job, attempt: Attempt) -> None:
+        """Keep the usage of an answer that came too late to count."""
+        try:
+            self.store.update(job.job_id, Guard(_FINAL | _UNFINISHED), append_log=(attempt,))
+        except (Conflict, PortUnavailable):
+            self.journal.note("usage_unrecorded", job_id=job.job_id)
+
+    # ── Ends that no worker decides ───────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self, job: Job) -> bool:
+        """Withdraw a job, whether it waits or is being worked on; its worker learns it at the next renewal."""
+        return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED)
+
+    def expire(self, job: Job) -> bool:
+        """End a queued job whose deadline has passed: expired if it never started, else failed as it last did."""
+        now = self.clock.now()
+        if job.deadline_at > now:
+            return False
+        started = job.error is not None
+        return self._end(
+            job,
+            Guard(_QUEUED, claims=job.claims),
+            JobStatus.FAILED if started else JobStatus.EXPIRED,
+            error=job.error if started else DeadlinePassed().failure(),
+        )
+
+    def lose(self, job: Job) -> None:
+        """Deal with a job whose worker was lost: another attempt, or the end when there is none left."""
+        now = self.clock.now()
+        lost = self._lost(job, now)
+        if job.attempts < self.attempts_max and now < job.deadline_at:
+            row = self.store.update(
+                job.job_id,
+                Guard(_PROCESSING, claims=job.claims, due_by=now),
+                status=JobStatus.QUEUED,
+                available_at=now,
+                due_at=min(now + PATIENCE_MS, job.deadline_at),
+                claimed_at=None,
+                error=WorkerLost().failure(),
+                append_log=(lost,),
+            )
+            self.journal.note("job_recovered", job_id=job.job_id, attempt=job.attempts)
+            self._hint_or_leave_due(row, alone=True)
+            return
+        self._end(
+            job,
+            Guard(_PROCESSING, claims=job.claims, due_by=now),
+            JobStatus.FAILED,
+            dead=True,
+            error=WorkerLost().failure(),
+            attempt=lost,
+        )
+
+    # ── Hints ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def hint(self, job: Job, *, alone: bool = False) -> None:
+        """Queue the hint of a queued job. If that fails, the row is made due, for a replay or the repairer to send it.
+
+        Raises PortUnavailable when the hint could not be sent.
+        """
+        try:
+            self.remind(job, alone=alone)
+        except PortUnavailable:
+            try:
+                guard = Guard(_QUEUED, claims=job.claims, due_at=job.due_at)
+                self.store.update(job.job_id, guard, due_at=self.clock.now())
+            except (Conflict, PortUnavailable):
+                self.journal.note("hint_missing", job_id=job.job_id)  # it becomes due by itself, PATIENCE_MS later
+            raise
+
+    def resend(self, job: Job) -> None:
+        """Send the hint of an overdue queued job again, once among all who try. Raises Conflict for the others."""
+        now = self.clock.now()
+        row = self.store.update(
+            job.job_id,
+            Guard(_QUEUED, claims=job.claims, due_at=job.due_at, due_by=now),
+            due_at=min(max(now, job.available_at) + patience(job, now), job.deadline_at),
+        )
+        self.hint(row)
+
+    def remind(self, job: Job, *, alone: bool = False) -> None:
+        """Send a hint that appears when the job can be taken: at its availability, or just after its lease lapses.
+
+        A wait beyond DELAY_SECONDS_MAX is a chain of such hints.
+        """
+        ready_at = job.due_at or 0 if job.status is JobStatus.PROCESSING else job.available_at
+        wait_ms = max(0, ready_at - self.clock.now())
+        delay_seconds = min(-(-wait_ms // 1000), DELAY_SECONDS_MAX)  # rounded up: early hints are of no use
+        died = job.claims if job.status is JobStatus.FAILED else None
+        self.hints.send(
+            Hint(job.job_id, died=died, alone=alone),
+            client_id=job.client_id,
+            lane=job.lane,
+            delay_seconds=delay_seconds,
+        )
+
+    def _hint_or_leave_due(self, job: Job, *, alone: bool) -> None:
+        try:
+            self.hint(job, alone=alone)
+        except PortUnavailable:
+            self.journal.note("hint_delayed", job_id=job.job_id)  # the row is due; the repairer sends it
+
+    # ── Telling ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def announce(self, job: Job) -> None:
+        """Set the telling of every pending target going. What is missed here, the repairer does."""
+        for notice in job.pending:
+            if notice.target == DEAD_LETTER:
+                self._bury(job)
+            else:
+                self.notices.send(job.job_id, notice.target)
+
+    def reannounce(self, job: Job) -> None:
+        """Announce again what is still pending of a final job, once among all who try. Raises Conflict."""
+        now = self.clock.now()
+        row = self.store.update(
+            job.job_id,
+            Guard(_FINAL, claims=job.claims, due_at=job.due_at, due_by=now),
+            due_at=now + min(max(now - (job.finished_at or now), PATIENCE_MS), PATIENCE_MS_MAX),
+        )
+        self.announce(row)
+
+    def settle(self, job: Job, notice: Notice) -> Job:
+        """Write what became of a notice; when none is pending any more, nobody need look at the row again.
+
+        Raises Conflict when the outbox has changed since it was read.
+        """
+        outbox = tuple(notice if other.target == notice.target else other for other in job.outbox)
+        still_pending = any(other.status is NoticeStatus.PENDING for other in outbox)
+        return self.store.update(
+            job.job_id,
+            Guard(_FINAL, claims=job.claims, outbox=job.outbox),
+            outbox=outbox,
+            due_at=max(job.due_at or 0, notice.lease_until) if still_pending else None,
+        )
+
+    def _bury(self, job: Job) -> None:
+        error = job.error or WorkerLost().failure()
+        self.dead_letters.bury(
+            Hint(job.job_id, died=job.claims),
+            reason=error.code,
+            detail=error.message,
+            lane=job.lane,
+            client_id=job.client_id,
+        )
+        now = self.clock.now()
+        current: Job | None = job
+        while current is not None:
+            told = next((n for n in current.pending if n.target == DEAD_LETTER), None)
+            if told is None or current.claims != job.claims:
+                return
+            try:
+                self.settle(current, replace(told, status=NoticeStatus.DELIVERED, told_at=now, tries=told.tries + 1))
+                return
+            except Conflict as conflict:
+                current = conflict.current
+
+    # ── The end itself ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _end(
+        self,
+        job: Job,
+        guard: Guard,
+        status: JobStatus,
+        *,
+        dead: bool = False,
+        result: Payload | None = None,
+        error: Failure | None = None,
+        attempt: Attempt | None = None,
+    ) -> bool:
+        """The one write of a final status. False, and nothing changed, if somebody else ended or took the job."""
+        now = self.clock.now()
+        outbox = tuple(Notice(target) for target in ((DEAD_LETTER,) if dead else ()) + job.targets)
+        patch_log = (attempt,) if attempt is not None else ()
+        try:
+            row = self.insist(
+                lambda: self.store.update(
+                    job.job_id,
+                    guard,
+                    status=status,
+                    claimed_at=None,
+                    result=result,
+                    error=error,
+                    finished_at=now,
+                    due_at=now + PATIENCE_MS if outbox else None,
+                    outbox=outbox,
+                    expires_at=max(job.expires_at, now // 1000 + DEAD_SECONDS) if dead else job.expires_at,
+                    append_log=patch_log,
+                )
+            )
+        except Conflict as conflict:
+            standing = conflict.current
+            if standing is None or (standing.status, standing.finished_at, standing.error) != (status, now, error):
+                return False
+            if guard.claims not in (None, standing.claims):
+                return False
+            row = standing  # ours: only the reply to an earlier try was lost
+        self.journal.note(
+            "job_ended",
+            job_id=job.job_id,
+            client_id=job.client_id,
+            lane=job.lane,
+            status=status,
+            code=error.code if error else None,
+            attempts=job.attempts,
+            total_ms=now - job.created_at,
+        )
+        try:
+            self.announce(row)
+        except PortUnavailable:
+            self.journal.note("announcement_delayed", job_id=job.job_id)  # the row is due; the repairer tells
+        return True
+
+    @staticmethod
+    def _lost(job: Job, now: EpochMs) -> Attempt:
+        return Attempt(
+            number=job.attempts, outcome=WorkerLost.code, began_at=job.claimed_at or job.created_at, ended_at=now
+        )

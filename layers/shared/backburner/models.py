@@ -1,0 +1,375 @@
+"""The nouns: what a job is, what a caller may ask for, what comes back.
+
+Instants are whole milliseconds since the epoch (`EpochMs`), except `expires_at`, which is in whole seconds because
+DynamoDB's TTL reads it. Durations carry their unit in their name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator, model_validator
+
+type EpochMs = int
+type EpochSeconds = int
+
+SCHEMA_VERSION = 1
+"""Version of the job row and of the hint. A reader accepts its own version and every earlier one."""
+
+MESSAGES_MAX = 1_000
+METADATA_BYTES_MAX = 16 * 1024
+MAX_TOKENS_MAX = 1_000_000
+DEADLINE_SECONDS_MAX = 7 * 24 * 3600
+NESTING_MAX = 32
+"""Levels of lists and objects in metadata; DynamoDB and most JSON readers stop at 32 or later."""
+
+
+class JobStatus(StrEnum):
+    """Where a job is in its life. A final status never changes, but for a redrive of a dead job.
+
+    queued: accepted, waiting for a worker, a retry or a slot.
+    processing: a worker holds the lease and is calling the provider.
+    completed: the answer is stored.
+    failed: no answer; `error` says why.
+    cancelled: the caller withdrew it.
+    expired: its deadline passed before it could start.
+    """
+
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self not in (JobStatus.QUEUED, JobStatus.PROCESSING)
+
+
+class Lane(StrEnum):
+    """A queue of its own with a concurrency of its own."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling for equal JSON values: sorted keys, no spaces, characters as themselves.
+
+    Raises ValueError for numbers that JSON does not have (NaN, Infinity).
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _nesting(value: Any, levels: int = NESTING_MAX) -> None:
+    if isinstance(value, dict | list):
+        if levels == 0:
+            raise ValueError(f"nested more than {NESTING_MAX} levels deep")
+        for item in value.values() if isinstance(value, dict) else value:
+            _nesting(item, levels - 1)
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    role: Literal["user", "assistant"]
+    content: Annotated[str, StringConstraints(min_length=1)]
+
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        return _not_blank(value)
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be blank")
+    return value
+
+
+type Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
+"""Visible ASCII without spaces: safe in logs, headers, metrics and message attributes."""
+
+
+class JobRequest(BaseModel):
+    """The body of `POST /jobs`. Unknown fields are refused by name; `null` counts as absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prompt: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None, description="The text to answer. Exactly one of `prompt` and `messages`."
+    )
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)] | None = Field(
+        None, description="The conversation so far; the last turn is the user's."
+    )
+    system_prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
+    model: Name | None = Field(None, description="Absent: the deployment's default.")
+    provider: Name | None = Field(None, description="Absent: inferred from the model.")
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_MAX)] | None = Field(
+        None, description="Most output tokens. Absent: the deployment's default."
+    )
+    user_id: Name | None = Field(None, description="Your user; carried along, hashed before a provider sees it.")
+    metadata: dict[str, JsonValue] | None = Field(
+        None, description=f"A JSON object, at most {METADATA_BYTES_MAX} bytes; comes back as sent."
+    )
+    priority: Literal["interactive", "standard", "bulk"] | None = Field(None, description="The lane; standard.")
+    deadline_seconds: Annotated[int, Field(ge=1, le=DEADLINE_SECONDS_MAX)] | None = Field(
+        None, description="Not started by then: `expired`."
+    )
+
+    @field_validator("prompt", "system_prompt")
+    @classmethod
+    def _says_something(cls, value: str | None) -> str | None:
+        return value if value is None else _not_blank(value)
+
+    @field_validator("metadata")
+    @classmethod
+    def _small_and_flat_enough(cls, value: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        if value is not None:
+            _nesting(value)
+            if len(canonical_json(value).encode()) > METADATA_BYTES_MAX:
+                raise ValueError(f"larger than {METADATA_BYTES_MAX} bytes")
+        return value
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        if self.messages is not None and self.messages[-1].role != "user":
+            raise ValueError("the last of messages must have the role user")
+        return self
+
+    @property
+    def lane(self) -> Lane:
+        """The lane asked for, or the standard one."""
+        return Lane(self.priority or Lane.STANDARD)
+
+    def canonical(self, *, leave_out: frozenset[str] = frozenset()) -> str:
+        """The request in its one spelling, which the fingerprint covers.
+
+        Defaults stay out, so a deployment may change them without turning a replay into a conflict.
+        """
+        given = {name: value for name, value in self.model_dump(exclude=set(leave_out)).items() if value is not None}
+        return canonical_json(given)
+
+
+def fingerprint(canonical_request: str) -> str:
+    """SHA-256, in hex, of a canonical request."""
+    return hashlib.sha256(canonical_request.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who may submit jobs. `client_id` also names the client's message group in the queues."""
+
+    client_id: str
+    name: str
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One entry of the model catalogue. Prices are micro-dollars per million tokens, so dollars times 10^6."""
+
+    name: str
+    provider: str
+    context_tokens: int
+    output_tokens_max: int
+    input_price: int
+    cached_price: int
+    cache_write_price: int
+    output_price: int
+    api: str = "responses"
+    """For OpenAI-compatible servers: `responses`, or `chat` where only chat completions exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call as the provider counted them; `input_tokens` includes cached and cache-write tokens."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a provider is asked: the request with the deployment's defaults filled in."""
+
+    model: ModelInfo
+    messages: tuple[Message, ...]
+    system_prompt: str | None
+    max_tokens: int
+    user_hash: str | None = None
+    cache_key: str | None = None
+    """The same for all requests of one client with one system prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a provider answered. `finish_reason` is `stop` or `length`."""
+
+    text: str
+    finish_reason: str
+    model: str
+    provider: str
+    usage: Usage
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job or an attempt failed, in the words a client sees."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One line of a job's receipt. `outcome` is `completed`, an error code, or `discarded` for a late answer."""
+
+    number: int
+    outcome: str
+    began_at: EpochMs
+    ended_at: EpochMs
+    provider: str | None = None
+    model: str | None = None
+    request_id: str | None = None
+    usage: Usage | None = None
+    cost_micro_usd: int | None = None
+
+
+class NoticeStatus(StrEnum):
+    """How far the telling of one target is."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    GIVEN_UP = "given_up"
+
+
+DEAD_LETTER = "dead_letter"
+"""The target that every dead job has: the operator, by the dead-letter queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One target to be told of a job's end. `lease_until` keeps two deliverers from telling it at once."""
+
+    target: str
+    status: NoticeStatus = NoticeStatus.PENDING
+    tries: int = 0
+    lease_until: EpochMs = 0
+    told_at: EpochMs | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A text kept in the row, or beside it in the payload store under `key` when it is large."""
+
+    text: str | None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The row: the only truth about a job.
+
+    claims: the fencing token; raised by every claim, so an older worker's write is refused.
+    attempts: claims that counted, in the current run (a redrive starts a new run).
+    owner: random name of the request or claim that wrote last; tells one's own lost reply from another's success.
+    available_at: not to be started before.
+    due_at: when somebody must look again; while processing, it is the end of the lease. None: nothing left to do.
+    deadline_at: not to be started after.
+    metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
+    targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
+    """
+
+    job_id: str
+    client_id: str
+    lane: Lane
+    status: JobStatus
+    fingerprint: str
+    request: Payload
+    owner: str
+    created_at: EpochMs
+    available_at: EpochMs
+    deadline_at: EpochMs
+    deadline_seconds: int
+    expires_at: EpochSeconds
+    due_at: EpochMs | None
+    schema_version: int = SCHEMA_VERSION
+    claims: int = 0
+    attempts: int = 0
+    claimed_at: EpochMs | None = None
+    finished_at: EpochMs | None = None
+    result: Payload | None = None
+    error: Failure | None = None
+    log: tuple[Attempt, ...] = ()
+    metadata: str | None = None
+    targets: tuple[str, ...] = ()
+    outbox: tuple[Notice, ...] = ()
+
+    def has_expired(self, now: EpochMs) -> bool:
+        """Whether the row counts as absent: TTL deletes late, so every reader asks this."""
+        return self.expires_at * 1000 <= now
+
+    @property
+    def pending(self) -> tuple[Notice, ...]:
+        """The targets still to be told."""
+        return tuple(notice for notice in self.outbox if notice.status is NoticeStatus.PENDING)
+
+    @property
+    def usage(self) -> Usage | None:
+        """Usage of the call that gave the answer, or of the last one that was billed."""
+        return next((line.usage for line in reversed(self.log) if line.usage is not None), None)
+
+    @property
+    def cost_micro_usd(self) -> int | None:
+        """What all calls of the job cost together, as far as known."""
+        costs = [line.cost_micro_usd for line in self.log if line.cost_micro_usd is not None]
+        return sum(costs) if costs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A queue message: `job_id` may be worth looking at.
+
+    died: only on dead letters, the claim count at which the job died. Coming back from the dead-letter queue it asks
+    for a new run of exactly that death, so stragglers and doubles cannot revive anything.
+    alone: the job has lost a worker before, so it is run after its siblings and by itself.
+    """
+
+    job_id: str
+    died: int | None = None
+    alone: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message found in the dead-letter queue. `reason` is None when the queue's redrive policy put it there."""
+
+    receipt: str
+    body: str
+    reason: str | None
+    hint: Hint | None
+    """None if the body is no hint."""

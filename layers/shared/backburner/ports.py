@@ -1,0 +1,189 @@
+"""What the core needs from outside. An adapter may raise PortUnavailable from any call, before or after its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict, Unpack
+
+from backburner.models import (
+    Answer,
+    Attempt,
+    Client,
+    DeadLetter,
+    EpochMs,
+    EpochSeconds,
+    Failure,
+    Hint,
+    Job,
+    JobStatus,
+    Lane,
+    ModelInfo,
+    Notice,
+    Payload,
+    Question,
+)
+
+
+class Conflict(Exception):
+    """A conditional write was refused; `current` is the row that stands there, None if there is none."""
+
+    def __init__(self, current: Job | None) -> None:
+        super().__init__()
+        self.current = current
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What must be true of a row for a write to happen, checked by the store in the same step. None: not asked.
+
+    The row must exist in every case: no write recreates a removed row.
+    """
+
+    statuses: frozenset[JobStatus]
+    claims: int | None = None
+    available_by: EpochMs | None = None
+    due_by: EpochMs | None = None
+    deadline_after: EpochMs | None = None
+    unexpired_at: EpochMs | None = None
+    due_at: EpochMs | None = None
+    outbox: tuple[Notice, ...] | None = None
+
+
+class Patch(TypedDict, total=False):
+    """New values of a row's fields; None removes the field. `add_*` add, `append_log` appends."""
+
+    status: JobStatus
+    owner: str
+    available_at: EpochMs
+    deadline_at: EpochMs
+    expires_at: EpochSeconds
+    due_at: EpochMs | None
+    claimed_at: EpochMs | None
+    finished_at: EpochMs | None
+    attempts: int
+    result: Payload | None
+    error: Failure | None
+    outbox: tuple[Notice, ...]
+    add_claims: int
+    add_attempts: int
+    append_log: tuple[Attempt, ...]
+
+
+class JobStore(Protocol):
+    """The Jobs table."""
+
+    def add(self, job: Job, now: EpochMs) -> Job | None:
+        """Store a new row unless an unexpired one with its id stands there; return that one, or None if stored."""
+
+    def get(self, job_id: str) -> Job | None:
+        """The row as last written."""
+
+    def update(self, job_id: str, guard: Guard, **patch: Unpack[Patch]) -> Job:
+        """Write the patch if the guard holds; return the new row. Raises Conflict."""
+
+    def due(self, before: EpochMs, limit: int) -> Iterable[str]:
+        """Ids of rows whose `due_at` is before that instant, the longest overdue first; may be seconds out of date."""
+
+    def list_by_client(
+        self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int
+    ) -> tuple[Sequence[Job], str | None]:
+        """The client's jobs, newest first, and the cursor of the next page."""
+
+
+class PayloadStore(Protocol):
+    """Texts too large for a row."""
+
+    def put(self, key: str, text: str) -> None:
+        """Store a text; the same key always gets the same text."""
+
+    def get(self, key: str) -> str:
+        """Read it back. Raises PayloadMissing."""
+
+    def link(self, key: str, seconds: int) -> str:
+        """A URL that reads the text without credentials for so many seconds."""
+
+
+class HintQueue(Protocol):
+    """The lane queues."""
+
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+        """Queue a hint, to appear after at most 900 seconds."""
+
+
+class DeadLetterQueue(Protocol):
+    """The dead-letter queue."""
+
+    def bury(self, body: str | Hint, *, reason: str, detail: str, lane: Lane, client_id: str | None) -> None:
+        """Put a hint, or what was found instead of one, there with its reason."""
+
+    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
+        """Some letters, at most that many, that the redrive policy put there, so that carry no reason."""
+
+    def remove(self, letter: DeadLetter) -> None:
+        """Delete a letter just received."""
+
+
+class NoticeQueue(Protocol):
+    """The notifications queue."""
+
+    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
+        """Queue the telling of one target."""
+
+
+class Channel(Protocol):
+    """One way of telling. `tell` raises JobFailed on failure; retryable or not as the error says."""
+
+    def tell(self, job: Job) -> None:
+        """Tell the target that the job has ended."""
+
+
+class Clients(Protocol):
+    """The Clients table."""
+
+    def find(self, key_hash: str) -> Client | None:
+        """The client whose API key has this SHA-256 (hex), if it is not disabled."""
+
+
+class Catalogue(Protocol):
+    """The models that the deployment knows."""
+
+    def find(self, model: str) -> ModelInfo | None:
+        """The entry of a model."""
+
+    def names(self) -> Sequence[str]:
+        """All of them, for people to read."""
+
+
+class Provider(Protocol):
+    """One LLM provider. Thread-safe."""
+
+    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        """Make one call, and only one. Raises JobFailed; Abandoned soon after `abandoned()` turns true."""
+
+
+class Clock(Protocol):
+    """The time, injected so that a test can turn it."""
+
+    def now(self) -> EpochMs:
+        """Milliseconds since the epoch."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class Journal(Protocol):
+    """Structured logs and metrics. Fields never hold prompts, answers, keys or signatures."""
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Record `noun_verb` with its fields."""
+
+
+class Chance(Protocol):
+    """Randomness, injected so that a test can repeat it."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number between the two."""
+
+    def name(self) -> str:
+        """A fresh name nobody can guess: 26 characters of base 32, 130 bits."""

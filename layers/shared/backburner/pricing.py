@@ -1,0 +1,81 @@
+"""The models that a deployment knows, and what their tokens cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from backburner.models import ModelInfo, Usage
+
+
+class CatalogueEntry(BaseModel):
+    """One model as the catalogue file and the `ExtraModels` parameter write it. Prices: dollars per million tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    provider: str
+    context_tokens: Annotated[int, Field(ge=1)]
+    output_tokens_max: Annotated[int, Field(ge=1)]
+    input: Annotated[float, Field(ge=0)] = 0.0
+    cached: Annotated[float, Field(ge=0)] = 0.0
+    cache_write: Annotated[float, Field(ge=0)] = 0.0
+    output: Annotated[float, Field(ge=0)] = 0.0
+    api: str = "responses"
+
+
+_ENTRIES = TypeAdapter(dict[str, CatalogueEntry])
+
+
+def _models(text: str) -> dict[str, ModelInfo]:
+    return {
+        name: ModelInfo(
+            name=name,
+            provider=entry.provider,
+            context_tokens=entry.context_tokens,
+            output_tokens_max=entry.output_tokens_max,
+            input_price=round(entry.input * 1_000_000),
+            cached_price=round(entry.cached * 1_000_000),
+            cache_write_price=round(entry.cache_write * 1_000_000),
+            output_price=round(entry.output * 1_000_000),
+            api=entry.api,
+        )
+        for name, entry in _ENTRIES.validate_json(text).items()
+    }
+
+
+@dataclass(frozen=True)
+class PriceList:
+    """The shipped catalogue and the deployment's own entries, which win."""
+
+    models: dict[str, ModelInfo] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, extra: str = "") -> PriceList:
+        """Read `catalogue.json`, then `extra` (the same shape, as JSON text). Raises ValidationError."""
+        shipped = json.loads((Path(__file__).parent / "catalogue.json").read_text())
+        return cls(_models(json.dumps(shipped["models"])) | (_models(extra) if extra else {}))
+
+    def find(self, model: str) -> ModelInfo | None:
+        """The entry of a model."""
+        return self.models.get(model)
+
+    def names(self) -> Sequence[str]:
+        """All models, in order."""
+        return sorted(self.models)
+
+
+def cost_micro_usd(model: ModelInfo, usage: Usage) -> int:
+    """What a call costs, in whole micro-dollars, rounded up: plain input + cached + cache-write + output tokens."""
+    plain = max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens)
+    micro_usd_million = (
+        plain * model.input_price
+        + usage.cached_tokens * model.cached_price
+        + usage.cache_write_tokens * model.cache_write_price
+        + usage.output_tokens * model.output_price
+    )
+    return -(-micro_usd_million // 1_000_000)

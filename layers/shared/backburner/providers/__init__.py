@@ -1,0 +1,1 @@
+"""The LLM providers, one file each. All raise what `errors.py` names, and nothing else."""

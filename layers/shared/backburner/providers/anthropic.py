@@ -1,0 +1,170 @@
+"""Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import anthropic
+import httpx2
+
+from backburner.errors import (
+    Authentication,
+    ContextLengthExceeded,
+    EmptyAnswer,
+    JobFailed,
+    ProviderFault,
+    ProviderTimeout,
+    Refused,
+)
+from backburner.models import Answer, Question, Usage
+from backburner.providers import faults, wire
+
+NAME = "anthropic"
+CACHED_BYTES_MIN = 4_096
+"""A shorter system prompt is below the 1,024 tokens from which the provider caches."""
+_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+}
+
+
+class Anthropic:
+    """The provider, as ports.Provider. `key` gives the API key; `refresh(key)` whether there is a newer one."""
+
+    def __init__(self, key: Callable[[], str], refresh: Callable[[str], bool], base_url: str = "") -> None:
+        self._key = key
+        self._refresh = refresh
+        self._base_url = base_url
+
+    @cached_property
+    def _client(self) -> anthropic.Anthropic:
+        return anthropic.Anthropic(
+            api_key="set for each call",
+            base_url=self._base_url or None,
+            max_retries=0,  # one owner of retries: the job's attempts
+            http_client=wire.http_client(),
+        )
+
+    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        """Make one call; a second one only if the first was refused for a key that has since been changed."""
+        key = self._key()
+        try:
+            return self._ask(key, question, timeout_seconds, abandoned)
+        except Authentication:
+            if not self._refresh(key):
+                raise
+            return self._ask(self._key(), question, timeout_seconds, abandoned)
+
+    def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        if not key:
+            raise Authentication("There is no Anthropic key: put anthropic_api_key into the deployment's secret.")
+        call = _Call(question)
+        with wire.watching(timeout_seconds, abandoned) as watch:
+            client = self._client.with_options(api_key=key, timeout=watch.timeout())
+            try:
+                return call.run(client)
+            except JobFailed:
+                raise
+            except (anthropic.APIError, httpx2.HTTPError, ValueError) as error:
+                raise _translated(error, watch, call.usage_so_far(), call.request_id) from error
+
+
+def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, request_id: str | None) -> JobFailed:
+    if watch.verdict is not None:
+        return watch.verdict(usage=usage, request_id=request_id)
+    if isinstance(error, anthropic.APIStatusError):
+        status = error.status_code if error.status_code >= 400 else None  # an error inside a 200 stream
+        return faults.failure_of(
+            status, error.body, error.response.headers, usage=usage, request_id=error.request_id or request_id
+        )
+    if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException) or watch.expired():
+        return ProviderTimeout(usage=usage, request_id=request_id)
+    return faults.broken(error, usage)
+
+
+class _Call:
+    """One streamed call: what has come of it so far."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.parts: list[str] = []
+        self.began = False
+        self.exact = False
+        self.counts: dict[str, int] = {}
+        self.request_id: str | None = None
+
+    def usage_so_far(self) -> Usage | None:
+        """The provider's count; a guess for a call that broke off; None before the reply began."""
+        if not self.began:
+            return None
+        if not self.exact:
+            return faults.estimated_usage(self.question, "".join(self.parts))
+        cached, written = (
+            self.counts.get("cache_read_input_tokens", 0),
+            self.counts.get("cache_creation_input_tokens", 0),
+        )
+        return Usage(
+            input_tokens=self.counts.get("input_tokens", 0) + cached + written,
+            output_tokens=self.counts.get("output_tokens", 0),
+            cached_tokens=cached,
+            cache_write_tokens=written,
+        )
+
+    def run(self, client: anthropic.Anthropic) -> Answer:
+        """Make the call and read its stream to the final event."""
+        stop_reason: str | None = None
+        ended = False
+        with client.messages.create(**_arguments(self.question), stream=True) as stream:
+            self.request_id = stream.response.headers.get("request-id")
+            for event in stream:
+                if event.type == "message_start":
+                    self.began = True
+                    self._count(event.message.usage)
+                elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+                    self.parts.append(event.delta.text)
+                elif event.type == "message_delta":
+                    stop_reason = event.delta.stop_reason
+                    self._count(event.usage)
+                    self.exact = True
+                elif event.type == "message_stop":
+                    ended = True
+        text = "".join(self.parts)
+        about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
+        if not ended:
+            raise ProviderFault("The provider's stream ended early.", **about)
+        if stop_reason == "refusal":
+            raise Refused(**about)
+        if not text.strip():
+            if stop_reason == "model_context_window_exceeded":
+                raise ContextLengthExceeded(**about)
+            limit = "The token limit was reached before any text; raise max_tokens."
+            raise EmptyAnswer(limit if stop_reason == "max_tokens" else None, **about)
+        usage = about["usage"] or Usage(estimated=True)
+        reason = _REASONS.get(stop_reason or "", "unknown")
+        return Answer(text, reason, self.question.model.name, NAME, usage, self.request_id)
+
+    def _count(self, usage: Any) -> None:
+        for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+            value = getattr(usage, name, None)
+            if isinstance(value, int):
+                self.counts[name] = value
+
+
+def _arguments(question: Question) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": question.model.name,
+        "max_tokens": question.max_tokens,
+        "messages": [{"role": turn.role, "content": turn.content} for turn in question.messages],
+    }
+    if question.system_prompt is not None:
+        system: dict[str, Any] = {"type": "text", "text": question.system_prompt}
+        if len(question.system_prompt.encode()) >= CACHED_BYTES_MIN:
+            system["cache_control"] = {"type": "ephemeral"}
+        arguments["system"] = [system]
+    if question.user_hash is not None:
+        arguments["metadata"] = {"user_id": question.user_hash}
+    return arguments

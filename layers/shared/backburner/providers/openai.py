@@ -1,0 +1,210 @@
+"""OpenAI, and every server that speaks its API (vLLM, Ollama, LiteLLM, llama.cpp).
+
+A model whose catalogue entry says `api: responses` is asked through the Responses API, one that says `chat` through
+chat completions, which is what compatible servers have.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import httpx2
+import openai
+
+from backburner.errors import (
+    Authentication,
+    ContentFiltered,
+    EmptyAnswer,
+    JobFailed,
+    ProviderFault,
+    ProviderTimeout,
+    Refused,
+)
+from backburner.models import Answer, Question, Usage
+from backburner.providers import faults, wire
+
+NAME = "openai"
+_CHAT_REASONS = {"stop": "stop", "length": "length"}
+
+
+class OpenAI:
+    """The provider, as ports.Provider. `key` gives the API key; `refresh(key)` whether there is a newer one."""
+
+    def __init__(self, key: Callable[[], str], refresh: Callable[[str], bool], base_url: str = "") -> None:
+        self._key = key
+        self._refresh = refresh
+        self._base_url = base_url
+
+    @cached_property
+    def _client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            api_key="set for each call",
+            base_url=self._base_url or None,
+            max_retries=0,  # one owner of retries: the job's attempts
+            http_client=wire.http_client(),
+        )
+
+    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        """Make one call; a second one only if the first was refused for a key that has since been changed."""
+        key = self._key()
+        try:
+            return self._ask(key, question, timeout_seconds, abandoned)
+        except Authentication:
+            if not self._refresh(key):
+                raise
+            return self._ask(self._key(), question, timeout_seconds, abandoned)
+
+    def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        if not key:
+            raise Authentication("There is no OpenAI key: put openai_api_key into the deployment's secret.")
+        call = _Responses(question) if question.model.api == "responses" else _Chat(question)
+        with wire.watching(timeout_seconds, abandoned) as watch:
+            client = self._client.with_options(api_key=key, timeout=watch.timeout())
+            try:
+                return call.run(client)
+            except JobFailed:
+                raise
+            except (openai.APIError, httpx2.HTTPError, ValueError) as error:
+                raise _translated(error, watch, call.usage_so_far(), call.request_id) from error
+
+
+def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, request_id: str | None) -> JobFailed:
+    if watch.verdict is not None:
+        return watch.verdict(usage=usage, request_id=request_id)
+    if isinstance(error, openai.APIStatusError):
+        return faults.failure_of(error.status_code, error.body, error.response.headers, request_id=error.request_id)
+    if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException) or watch.expired():
+        return ProviderTimeout(usage=usage, request_id=request_id)
+    if isinstance(error, openai.APIConnectionError | httpx2.HTTPError | ValueError):
+        return faults.broken(error, usage)
+    body = error.body if isinstance(error, openai.APIError) else None
+    return faults.failure_of(None, body, {}, usage=usage, request_id=request_id)  # an error inside a 200 stream
+
+
+class _Call(ABC):
+    """One streamed call: what has come of it so far."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.parts: list[str] = []
+        self.usage: Usage | None = None
+        self.began = False
+        self.request_id: str | None = None
+
+    def usage_so_far(self) -> Usage | None:
+        """The provider's count, or a guess once the reply has begun; None before."""
+        if self.usage is None and self.began:
+            return faults.estimated_usage(self.question, "".join(self.parts))
+        return self.usage
+
+    @abstractmethod
+    def run(self, client: openai.OpenAI) -> Answer:
+        """Make the call and read its stream to the final event."""
+
+    def answer(self, text: str, finish_reason: str) -> Answer:
+        """The answer, or the named outcome of one without text."""
+        usage = self.usage_so_far() or Usage(estimated=True)
+        if not text.strip():
+            reason = (
+                "The token limit was reached before any text; raise max_tokens." if finish_reason == "length" else None
+            )
+            raise EmptyAnswer(reason, usage=usage, request_id=self.request_id)
+        return Answer(text, finish_reason, self.question.model.name, NAME, usage, self.request_id)
+
+
+class _Responses(_Call):
+    def run(self, client: openai.OpenAI) -> Answer:
+        question = self.question
+        arguments: dict[str, Any] = {
+            "instructions": question.system_prompt,
+            "safety_identifier": question.user_hash,
+            "prompt_cache_key": question.cache_key,
+        }
+        stream = client.responses.create(
+            model=question.model.name,
+            input=[{"role": turn.role, "content": turn.content} for turn in question.messages],
+            max_output_tokens=question.max_tokens,
+            store=False,
+            stream=True,
+            **{name: value for name, value in arguments.items() if value is not None},
+        )
+        with stream:
+            self.request_id = stream.response.headers.get("x-request-id")
+            for event in stream:
+                self.began = True
+                if event.type == "response.output_text.delta":
+                    self.parts.append(event.delta)
+                elif event.type in ("response.completed", "response.incomplete", "response.failed"):
+                    return self._ended(event.response)
+                elif event.type == "error":
+                    raise faults.failure_of(None, event.to_dict(), {}, usage=self.usage_so_far())
+        raise ProviderFault("The provider's stream ended early.", usage=self.usage_so_far())
+
+    def _ended(self, response: Any) -> Answer:
+        if response.usage is not None:
+            details = response.usage.input_tokens_details
+            self.usage = Usage(
+                input_tokens=response.usage.input_tokens,
+                output_tokens=response.usage.output_tokens,
+                cached_tokens=getattr(details, "cached_tokens", 0) or 0,
+                cache_write_tokens=getattr(details, "cache_write_tokens", 0) or 0,
+            )
+        about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
+        if response.status == "failed" or response.error is not None:
+            body = response.error.to_dict() if response.error is not None else None
+            raise faults.failure_of(None, body, {}, **about)
+        contents = [part for item in response.output if item.type == "message" for part in item.content]
+        text = "".join(part.text for part in contents if part.type == "output_text")
+        if not text and any(part.type == "refusal" for part in contents):
+            raise Refused(**about)
+        reason = response.incomplete_details.reason if response.incomplete_details is not None else None
+        if reason == "content_filter":
+            raise ContentFiltered(**about)
+        finish_reason = (
+            "length" if reason == "max_output_tokens" else "stop" if response.status == "completed" else "unknown"
+        )
+        return self.answer(text, finish_reason)
+
+
+class _Chat(_Call):
+    def run(self, client: openai.OpenAI) -> Answer:
+        question = self.question
+        turns: list[Any] = [{"role": turn.role, "content": turn.content} for turn in question.messages]
+        if question.system_prompt is not None:
+            turns.insert(0, {"role": "system", "content": question.system_prompt})
+        stream = client.chat.completions.create(
+            model=question.model.name,
+            messages=turns,
+            max_tokens=question.max_tokens,  # the older name, which every compatible server knows
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        finish_reason: str | None = None
+        refused = False
+        with stream:
+            self.request_id = stream.response.headers.get("x-request-id")
+            for chunk in stream:
+                self.began = True
+                if chunk.usage is not None:
+                    details = chunk.usage.prompt_tokens_details
+                    self.usage = Usage(
+                        input_tokens=chunk.usage.prompt_tokens,
+                        output_tokens=chunk.usage.completion_tokens,
+                        cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
+                    )
+                for choice in chunk.choices[:1]:
+                    self.parts.append(choice.delta.content or "")
+                    refused = refused or bool(choice.delta.refusal)
+                    finish_reason = choice.finish_reason or finish_reason
+        text = "".join(self.parts)
+        about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
+        if finish_reason is None and self.began and self.usage is None:
+            raise ProviderFault("The provider's stream ended early.", **about)
+        if finish_reason == "content_filter":
+            raise ContentFiltered(**about)
+        if refused and not text:
+            raise Refused(**about)
+        return self.answer(text, _CHAT_REASONS.get(finish_reason or "", "unknown"))

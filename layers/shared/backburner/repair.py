@@ -1,0 +1,84 @@
+"""The one loop that repairs everything: it takes the rows that are due and moves each one step on.
+
+Small, idempotent, and safe to run twice at once: every step is a conditional write that one of the two loses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backburner.errors import PortUnavailable, Undeliverable
+from backburner.lifecycle import Lifecycle
+from backburner.models import Job, JobStatus, Lane
+from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
+
+LOOK_AHEAD_MS = 60_000
+"""The pause between two runs: a lease that lapses before the next run is reminded of now, by a delayed hint."""
+ROWS_MAX = 1_000
+LETTERS_MAX = 100
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The repairer's use case."""
+
+    store: JobStore
+    lifecycle: Lifecycle
+    dead_letters: DeadLetterQueue
+    clock: Clock
+    journal: Journal
+
+    def run_once(self) -> int:
+        """Move every due row one step on; return how many rows and letters were looked at."""
+        seen = 0
+        for job_id in self.store.due(self.clock.now() + LOOK_AHEAD_MS, ROWS_MAX):
+            seen += 1
+            self._try(job_id)
+        for letter in self.dead_letters.unexplained(LETTERS_MAX):
+            seen += 1
+            try:
+                if letter.hint is None:
+                    self.dead_letters.bury(
+                        letter.body, reason="malformed_hint", detail="not a hint", lane=Lane.STANDARD, client_id=None
+                    )
+                else:
+                    self._explain(letter.hint.job_id)
+                self.dead_letters.remove(letter)
+            except PortUnavailable:
+                self.journal.note("letter_left", job_id=letter.hint.job_id if letter.hint else None)
+        self.journal.note("repair_ran", seen=seen)
+        return seen
+
+    def _try(self, job_id: str) -> None:
+        try:
+            job = self.store.get(job_id)
+            if job is not None and job.due_at is not None and not job.has_expired(self.clock.now()):
+                self._step(job)
+        except Conflict:
+            pass  # somebody else moved it on
+        except PortUnavailable:
+            self.journal.note("repair_failed", job_id=job_id)  # one row's trouble is not the others'; it stays due
+
+    def _step(self, job: Job) -> None:
+        now = self.clock.now()
+        overdue = job.due_at is not None and job.due_at <= now
+        if job.status is JobStatus.PROCESSING:
+            self.lifecycle.lose(job) if overdue else self.lifecycle.remind(job, alone=True)
+        elif not overdue:
+            return
+        elif job.status is JobStatus.QUEUED:
+            if job.deadline_at <= now:
+                self.lifecycle.expire(job)
+            else:
+                self.lifecycle.resend(job)
+        else:
+            self.lifecycle.reannounce(job)
+
+    def _explain(self, job_id: str) -> None:
+        """A hint died in the queue: no worker could answer it three times over. End the job, unless it lives.
+
+        A job being worked on has its lease to guard it; one that has ended has been told of.
+        """
+        job = self.store.get(job_id)
+        if job is not None and job.status is JobStatus.QUEUED and not job.has_expired(self.clock.now()):
+            self.lifecycle.fail(job, Undeliverable(), None)

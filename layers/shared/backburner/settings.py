@@ -1,0 +1,56 @@
+"""What each function reads from its environment. The template sets these variables, each and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Read by `from_environment`: field `jobs_table` is the variable JOBS_TABLE. An empty value counts as absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the fields from the environment. Raises ValidationError naming what is missing or wrong."""
+        names = {name: name.upper() for name in cls.model_fields}
+        return cls.model_validate({name: environment[key] for name, key in names.items() if environment.get(key)})
+
+
+class Common(Settings):
+    """What every function that changes jobs needs."""
+
+    jobs_table: str
+    payloads_bucket: str
+    standard_queue_url: str
+    dead_letter_queue_url: str
+    retention_days: Annotated[int, Field(ge=1, le=365)]
+    max_attempts: Annotated[int, Field(ge=1, le=10)]
+
+
+class EndpointSettings(Common):
+    """ingest and status: the HTTP endpoint."""
+
+    clients_table: str
+    default_model: str
+    default_deadline_seconds: Annotated[int, Field(ge=60, le=604_800)]
+    extra_models: str = ""
+
+
+class WorkerSettings(Common):
+    """worker."""
+
+    provider_secret_arn: str
+    openai_base_url: str = ""
+    anthropic_base_url: str = ""
+    default_model: str
+    default_max_tokens: Annotated[int, Field(ge=1, le=128_000)]
+    call_timeout_seconds: Annotated[int, Field(ge=5, le=840)]
+    extra_models: str = ""
+
+
+class RepairSettings(Common):
+    """repair."""

@@ -1,0 +1,152 @@
+"""Taking requests in: accept, look up, list, cancel."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from backburner.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    JobIsFinal,
+    JobNotFound,
+    PortUnavailable,
+    Unavailable,
+)
+from backburner.lifecycle import PATIENCE_MS, Lifecycle
+from backburner.models import Client, Job, JobRequest, JobStatus, Lane, Payload, canonical_json, fingerprint
+from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, PayloadStore
+
+INLINE_BYTES_MAX = 100_000
+"""A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
+KEPT_APART = frozenset({"metadata"})
+"""Fields of a request that the row keeps beside it."""
+
+
+def job_id_for(client_id: str, idempotency_key: str) -> str:
+    """The job id that this client's key stands for: 128 bits of SHA-256 over an unambiguous spelling of the two."""
+    spelled = canonical_json(["POST /jobs", client_id, idempotency_key])
+    return "job_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An accepted job; `replayed` if an earlier request had created it."""
+
+    job: Job
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The use cases of the HTTP endpoint and of Slack."""
+
+    store: JobStore
+    payloads: PayloadStore
+    lifecycle: Lifecycle
+    catalogue: Catalogue
+    clock: Clock
+    chance: Chance
+    default_model: str
+    lanes: frozenset[Lane]
+    deadline_seconds: int = 86_400
+    retention_seconds: int = 14 * 86_400
+
+    def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
+        """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
+
+        Raises InvalidRequest, IdempotencyConflict, or Unavailable when it is not known to be durable.
+        """
+        self._check(request)
+        try:
+            return self._accept(client, request, idempotency_key)
+        except PortUnavailable as error:
+            raise Unavailable from error
+
+    def _accept(self, client: Client, request: JobRequest, idempotency_key: str | None) -> Accepted:
+        stored = request.canonical(leave_out=KEPT_APART)
+        new = self._job(client, request, stored, idempotency_key)
+        if new.request.key is not None:
+            self.payloads.put(new.request.key, stored)  # before the row, which must never point at nothing
+        standing = self.store.add(new, self.clock.now())
+        if standing is None or standing.owner == new.owner:  # the latter: only the reply to the first try was lost
+            self.lifecycle.hint(new)
+            return Accepted(new, replayed=False)
+        if standing.fingerprint != new.fingerprint:
+            raise IdempotencyConflict
+        if standing.status is JobStatus.QUEUED and standing.due_at is not None and standing.due_at <= new.created_at:
+            with suppress(Conflict):  # another replay or a worker was faster
+                self.lifecycle.resend(standing)  # its hint is known to be missing, or long unanswered
+        return Accepted(standing, replayed=True)
+
+    def find(self, client: Client, job_id: str) -> Job:
+        """The client's job. Raises JobNotFound, also for somebody else's and for an expired one."""
+        job = self.store.get(job_id)
+        if job is None or job.client_id != client.client_id or job.has_expired(self.clock.now()):
+            raise JobNotFound
+        return job
+
+    def list(
+        self, client: Client, status: JobStatus | None, cursor: str | None, limit: int
+    ) -> tuple[Sequence[Job], str | None]:
+        """The client's unexpired jobs, newest first, a page at a time."""
+        jobs, following = self.store.list_by_client(client.client_id, status, cursor, limit)
+        now = self.clock.now()
+        return [job for job in jobs if not job.has_expired(now)], following
+
+    def cancel(self, client: Client, job_id: str) -> Job:
+        """Cancel the client's job and return it as it then is. Cancelling twice is no error. Raises JobIsFinal."""
+        job = self.find(client, job_id)
+        if job.status is not JobStatus.CANCELLED and not self.lifecycle.cancel(job):
+            job = self.find(client, job_id)
+            if job.status is not JobStatus.CANCELLED:
+                raise JobIsFinal(f"The job is {job.status}; it can no longer be cancelled.")
+        return self.find(client, job_id)
+
+    def _check(self, request: JobRequest) -> None:
+        """What the request alone cannot know: this deployment's models and lanes."""
+        name = request.model or self.default_model
+        model = self.catalogue.find(name)
+        if model is None:
+            known = ", ".join(self.catalogue.names())
+            raise InvalidRequest(f"unknown model {name!r}; this deployment knows: {known}", field="model")
+        if request.provider is not None and request.provider != model.provider:
+            raise InvalidRequest(f"model {name!r} belongs to provider {model.provider!r}", field="provider")
+        if request.max_tokens is not None and request.max_tokens > model.output_tokens_max:
+            raise InvalidRequest(f"model {name!r} writes at most {model.output_tokens_max} tokens", field="max_tokens")
+        if request.lane not in self.lanes:
+            raise InvalidRequest(f"this deployment has no lane {request.lane!r}", field="priority")
+
+    def _job(self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None) -> Job:
+        now = self.clock.now()
+        nonce = self.chance.name()
+        job_id = f"job_{nonce}" if idempotency_key is None else job_id_for(client.client_id, idempotency_key)
+        print_ = fingerprint(request.canonical())
+        large = len(stored.encode()) > INLINE_BYTES_MAX
+        deadline_seconds = request.deadline_seconds or self.deadline_seconds
+        return Job(
+            job_id=job_id,
+            client_id=client.client_id,
+            lane=request.lane,
+            status=JobStatus.QUEUED,
+            fingerprint=print_,
+            request=Payload(None, f"requests/{job_id}/{print_}") if large else Payload(stored),
+            owner=nonce,
+            created_at=now,
+            available_at=now,
+            deadline_at=now + deadline_seconds * 1000,
+            deadline_seconds=deadline_seconds,
+            expires_at=now // 1000 + deadline_seconds + self.retention_seconds,
+            due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
+            metadata=None if request.metadata is None else canonical_json(request.metadata),
+        )
+
+    def text_of(self, payload: Payload) -> str:
+        """A payload's text, wherever it is kept. Raises PayloadMissing."""
+        return payload.text if payload.text is not None else self.payloads.get(payload.key or "")
+
+    def link_to(self, payload: Payload, seconds: int) -> str | None:
+        """A link to a payload kept outside the row, or None."""
+        return None if payload.key is None else self.payloads.link(payload.key, seconds)

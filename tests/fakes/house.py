@@ -1,0 +1,156 @@
+"""The whole core on fakes: what `bootstrap` does for AWS, for tests and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from backburner.delivery import Delivery
+from backburner.execution import Execution, Leases
+from backburner.lifecycle import Lifecycle
+from backburner.models import Client, Hint, Job, JobRequest, Lane
+from backburner.ports import Channel, Provider
+from backburner.pricing import cost_micro_usd
+from backburner.repair import Repair
+from backburner.submission import Submission
+from tests.fakes.memory import (
+    FakeChance,
+    FakeClock,
+    MemoryCatalogue,
+    MemoryDeadLetters,
+    MemoryHints,
+    MemoryJournal,
+    MemoryNotices,
+    MemoryPayloads,
+    MemoryStore,
+    ScriptedProvider,
+)
+
+ALICE = Client("alice", "Alice")
+BOB = Client("bob", "Bob")
+
+
+class RecordingChannel:
+    """A target that notes what it was told, and fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.told: list[Job] = []
+        self.failures: list[Exception] = []
+
+    def tell(self, job: Job) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.told.append(job)
+
+
+@dataclass
+class House:
+    """Everything wired. `provider` and the ports may be replaced before use."""
+
+    provider: Provider = field(default_factory=ScriptedProvider)
+    attempts_max: int = 3
+    clock: FakeClock = field(default_factory=FakeClock)
+    chance: FakeChance = field(default_factory=FakeChance)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+    store: Any = field(default_factory=MemoryStore)
+    payloads: Any = field(default_factory=MemoryPayloads)
+    hints: Any = None
+    dead_letters: Any = field(default_factory=MemoryDeadLetters)
+    notices: Any = None
+    channel: Any = field(default_factory=RecordingChannel)
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.hints = self.hints or MemoryHints(self.clock)
+        self.notices = self.notices or MemoryNotices(self.clock)
+        self.lifecycle = Lifecycle(
+            store=self.store,
+            hints=self.hints,
+            dead_letters=self.dead_letters,
+            notices=self.notices,
+            clock=self.clock,
+            chance=self.chance,
+            journal=self.journal,
+            attempts_max=self.attempts_max,
+        )
+        self.submission = Submission(
+            store=self.store,
+            payloads=self.payloads,
+            lifecycle=self.lifecycle,
+            catalogue=MemoryCatalogue(),
+            clock=self.clock,
+            chance=self.chance,
+            default_model="m-1",
+            lanes=frozenset(Lane),
+        )
+        self.leases = Leases(self.lifecycle, self.clock, self.journal)
+        self.execution = Execution(
+            lifecycle=self.lifecycle,
+            payloads=self.payloads,
+            dead_letters=self.dead_letters,
+            providers=lambda _: self.provider,
+            catalogue=MemoryCatalogue(),
+            price=cost_micro_usd,
+            clock=self.clock,
+            chance=self.chance,
+            journal=self.journal,
+            leases=self.leases,
+            default_model="m-1",
+        )
+        channels: Callable[[str], Channel] = lambda _: self.channel
+        self.delivery = Delivery(
+            store=self.store,
+            lifecycle=self.lifecycle,
+            notices=self.notices,
+            channels=channels,
+            clock=self.clock,
+            journal=self.journal,
+        )
+        self.repair = Repair(
+            store=self.store,
+            lifecycle=self.lifecycle,
+            dead_letters=self.dead_letters,
+            clock=self.clock,
+            journal=self.journal,
+        )
+
+    def accept(self, key: str | None = None, client: Client = ALICE, **fields: Any) -> Job:
+        """Accept a small request."""
+        request = JobRequest.model_validate({"prompt": "Name a river.", **fields})
+        return self.submission.accept(client, request, key).job
+
+    def job(self, job_id: str) -> Job:
+        """The row as it stands."""
+        row = self.store.get(job_id)
+        assert row is not None
+        return row  # type: ignore[no-any-return]
+
+    def work(self) -> int:
+        """Run every hint that has appeared, one after the other; return how many there were."""
+        ready = self.hints.take_ready()
+        for sent in ready:
+            self.run(sent.hint)
+        return len(ready)
+
+    def run(self, hint: Hint | str, seconds_left: float = 300.0) -> None:
+        """Run one hint."""
+        self.execution.run(Hint(hint) if isinstance(hint, str) else hint, lambda: seconds_left)
+
+    def settle(self, minutes: int = 600) -> None:
+        """Let time pass, with workers, notifiers and the repairer at their posts, until nothing is left to do."""
+        for _ in range(minutes):
+            self.work()
+            self.tell()
+            self.repair.run_once()
+            if not self.hints.sent and not self.notices.sent and not list(self.store.due(2**62, 1)):
+                return
+            self.clock.advance(60)
+
+    def tell(self) -> None:
+        """Deliver every notice that has appeared."""
+        now = self.clock.now()
+        ready = [(job_id, target) for at, job_id, target in self.notices.sent if at <= now]
+        self.notices.sent = [entry for entry in self.notices.sent if entry[0] > now]
+        for job_id, target in ready:
+            self.delivery.deliver(job_id, target)

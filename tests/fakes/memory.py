@@ -1,0 +1,271 @@
+"""The ports in memory. What DynamoDB and SQS promise, these keep; the contract suite runs on both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+from backburner.errors import JobFailed, PayloadMissing
+from backburner.models import (
+    Answer,
+    Client,
+    DeadLetter,
+    EpochMs,
+    Hint,
+    Job,
+    JobStatus,
+    Lane,
+    ModelInfo,
+    Question,
+    Usage,
+)
+from backburner.ports import Conflict, Guard, Patch
+
+START: EpochMs = 1_800_000_000_000
+MODEL = ModelInfo(
+    name="m-1",
+    provider="fake",
+    context_tokens=10_000,
+    output_tokens_max=4_000,
+    input_price=2_000_000,
+    cached_price=200_000,
+    cache_write_price=2_500_000,
+    output_price=10_000_000,
+)
+
+
+@dataclass
+class FakeClock:
+    """A clock that a test turns; sleeping turns it too."""
+
+    time: EpochMs = START
+
+    def now(self) -> EpochMs:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += round(1000 * seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.sleep(seconds)
+
+
+class FakeChance:
+    """Repeatable chance: jitter is the upper bound unless a seed is given, names count up."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = None if seed is None else random.Random(seed)
+        self._count = 0
+
+    def uniform(self, low: float, high: float) -> float:
+        return high if self._random is None else self._random.uniform(low, high)
+
+    def name(self) -> str:
+        self._count += 1
+        return f"{self._count:026d}"
+
+
+class MemoryJournal:
+    """Remembers what was noted."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == event]
+
+
+class MemoryStore:
+    """The Jobs table."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Job] = {}
+
+    def add(self, job: Job, now: EpochMs) -> Job | None:
+        standing = self.rows.get(job.job_id)
+        if standing is not None and not standing.expires_at <= now // 1000:
+            return standing
+        self._write(job)
+        return None
+
+    def get(self, job_id: str) -> Job | None:
+        return self.rows.get(job_id)
+
+    def update(self, job_id: str, guard: Guard, **patch: Unpack[Patch]) -> Job:
+        row = self.rows.get(job_id)
+        if row is None or not self._holds(guard, row):
+            raise Conflict(row)
+        fields: dict[str, Any] = dict(patch)
+        added = {name: fields.pop(f"add_{name}", 0) for name in ("claims", "attempts")}
+        appended = fields.pop("append_log", ())
+        row = replace(row, **fields)
+        row = replace(
+            row,
+            claims=row.claims + added["claims"],
+            attempts=row.attempts + added["attempts"],
+            log=(*row.log, *appended),
+        )
+        self._write(row)
+        return row
+
+    def _holds(self, guard: Guard, row: Job) -> bool:
+        return all(
+            (
+                row.status in guard.statuses,
+                guard.claims is None or row.claims == guard.claims,
+                guard.available_by is None or row.available_at <= guard.available_by,
+                guard.due_by is None or (row.due_at is not None and row.due_at <= guard.due_by),
+                guard.due_at is None or row.due_at == guard.due_at,
+                guard.deadline_after is None or row.deadline_at > guard.deadline_after,
+                guard.unexpired_at is None or row.expires_at > guard.unexpired_at // 1000,
+                guard.outbox is None or row.outbox == guard.outbox,
+            )
+        )
+
+    def _write(self, row: Job) -> None:
+        self.rows[row.job_id] = row
+
+    def due(self, before: EpochMs, limit: int) -> Iterable[str]:
+        due = sorted((row.due_at, row.job_id) for row in self.rows.values() if row.due_at is not None)
+        return [job_id for due_at, job_id in due if due_at < before][:limit]
+
+    def list_by_client(
+        self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int
+    ) -> tuple[Sequence[Job], str | None]:
+        mine = sorted(
+            (row for row in self.rows.values() if row.client_id == client_id and status in (None, row.status)),
+            key=lambda row: (row.created_at, row.job_id),
+            reverse=True,
+        )
+        start = int(cursor or 0)
+        page = mine[start : start + limit]
+        return page, str(start + limit) if len(mine) > start + limit else None
+
+
+class MemoryPayloads:
+    """The payloads bucket."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def put(self, key: str, text: str) -> None:
+        self.texts[key] = text
+
+    def get(self, key: str) -> str:
+        if key not in self.texts:
+            raise PayloadMissing
+        return self.texts[key]
+
+    def link(self, key: str, seconds: int) -> str:
+        return f"https://payloads.example.test/{key}?seconds={seconds}"
+
+
+@dataclass(order=True)
+class SentHint:
+    """A hint on its way: to appear at `at`."""
+
+    at: EpochMs
+    hint: Hint = field(compare=False)
+    lane: Lane = field(compare=False, default=Lane.STANDARD)
+    client_id: str = field(compare=False, default="")
+
+
+class MemoryHints:
+    """The lane queues."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.sent: list[SentHint] = []
+
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+        assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
+        self.sent.append(SentHint(self._clock.now() + delay_seconds * 1000, hint, lane, client_id))
+
+    def take_ready(self) -> list[SentHint]:
+        """Remove and return what has appeared, the oldest first."""
+        ready = sorted(sent for sent in self.sent if sent.at <= self._clock.now())
+        self.sent = [sent for sent in self.sent if sent.at > self._clock.now()]
+        return ready
+
+
+class MemoryDeadLetters:
+    """The dead-letter queue."""
+
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+        self._count = 0
+
+    def bury(self, body: str | Hint, *, reason: str, detail: str, lane: Lane, client_id: str | None) -> None:
+        self._put(body if isinstance(body, str) else "", reason, body if isinstance(body, Hint) else None)
+
+    def redrive_policy_moves(self, hint: Hint | None, body: str = "") -> None:
+        """What SQS does with a message received too often."""
+        self._put(body, None, hint)
+
+    def _put(self, body: str, reason: str | None, hint: Hint | None) -> None:
+        self._count += 1
+        self.letters.append(DeadLetter(f"receipt-{self._count}", body, reason, hint))
+
+    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
+        return [letter for letter in self.letters if letter.reason is None][:limit]
+
+    def remove(self, letter: DeadLetter) -> None:
+        self.letters = [other for other in self.letters if other.receipt != letter.receipt]
+
+
+class MemoryNotices:
+    """The notifications queue."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.sent: list[tuple[EpochMs, str, str]] = []
+
+    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
+        self.sent.append((self._clock.now() + delay_seconds * 1000, job_id, target))
+
+
+class MemoryClients:
+    """The Clients table."""
+
+    def __init__(self, clients: dict[str, Client]) -> None:
+        self._clients = clients
+        self.reads = 0
+
+    def find(self, key_hash: str) -> Client | None:
+        self.reads += 1
+        return self._clients.get(key_hash)
+
+
+class MemoryCatalogue:
+    """The model catalogue."""
+
+    def __init__(self, *models: ModelInfo) -> None:
+        self._models = {model.name: model for model in models or (MODEL,)}
+
+    def find(self, model: str) -> ModelInfo | None:
+        return self._models.get(model)
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._models)
+
+
+class ScriptedProvider:
+    """A provider that does as it is told: answers, fails, or lets something happen while it thinks."""
+
+    def __init__(self, *script: str | JobFailed | Callable[[], str | None]) -> None:
+        self.script = list(script)
+        self.questions: list[Question] = []
+
+    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        self.questions.append(question)
+        step = self.script.pop(0) if self.script else "an answer"
+        if isinstance(step, JobFailed):
+            raise step
+        text = step if isinstance(step, str) else step()
+        usage = Usage(input_tokens=10, output_tokens=5)
+        return Answer(text or "an answer", "stop", question.model.name, "fake", usage, f"req-{len(self.questions)}")

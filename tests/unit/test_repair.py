@@ -1,0 +1,189 @@
+"""The loop that repairs everything."""
+
+from dataclasses import replace
+
+import pytest
+
+from backburner.errors import Overloaded
+from backburner.lifecycle import LEASE_MS
+from backburner.models import Hint, Job, JobStatus
+from tests.fakes.house import House
+from tests.fakes.memory import ScriptedProvider
+
+
+class _KilledError(BaseException):
+    """The worker process is gone."""
+
+
+def _kill_during_the_call(house: House, job: Job) -> None:
+    def die() -> str:
+        raise _KilledError
+
+    house.provider.script.insert(0, die)  # type: ignore[attr-defined]
+    with pytest.raises(_KilledError):
+        house.run(job.job_id)
+
+
+def test_a_killed_workers_job_is_taken_over_within_90_seconds() -> None:
+    """Whenever the kill falls in the repairer's minute, and whatever the function's timeout."""
+    for killed_at in range(0, 60, 5):
+        house = House()
+        job = house.accept()
+        house.clock.advance(killed_at)
+        _kill_during_the_call(house, job)
+        killed = house.clock.now()
+        house.hints.sent.clear()
+        second = killed_at
+        while house.job(job.job_id).status is not JobStatus.COMPLETED:
+            second += 1
+            house.clock.advance(1)
+            if second % 60 == 0:
+                house.repair.run_once()
+            house.work()
+        assert house.clock.now() - killed <= 90_000
+
+
+def test_sqs_06_a_job_that_kills_its_worker_ends_after_its_attempts() -> None:
+    """However often it is delivered, under whatever message: calls <= attempts, and an honest code."""
+    house = House()
+    job = house.accept()
+    for _ in range(3):
+        _kill_during_the_call(house, job)
+        house.clock.time += LEASE_MS + 1
+    for _ in range(10):
+        house.run(job.job_id)
+    house.repair.run_once()
+    row = house.job(job.job_id)
+    assert row.status is JobStatus.FAILED
+    assert row.error is not None
+    assert (row.error.code, row.attempts) == ("worker_lost", 3)
+    assert len(house.provider.questions) == 3  # type: ignore[attr-defined]
+    assert [letter.reason for letter in house.dead_letters.letters] == ["worker_lost"]
+
+
+def test_a_lost_hint_is_sent_again() -> None:
+    """The row is the truth."""
+    house = House()
+    job = house.accept()
+    house.hints.sent.clear()
+    house.clock.advance(60)
+    house.repair.run_once()
+    house.work()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
+def test_a_backlog_is_hinted_again_ever_more_rarely() -> None:
+    """An hour in the queue costs a handful of extra hints, not sixty."""
+    house = House()
+    house.accept()
+    house.hints.sent.clear()
+    for _ in range(60):
+        house.clock.advance(60)
+        house.repair.run_once()
+    assert 3 <= len(house.hints.sent) <= 7
+
+
+def test_two_repairers_at_once_send_one_hint() -> None:
+    """Every step is a conditional write that one of the two loses."""
+    house = House()
+    job = house.accept()
+    house.hints.sent.clear()
+    house.clock.advance(60)
+    stale = house.job(job.job_id)
+    house.repair.run_once()
+    get = house.store.get
+    house.store.get = lambda job_id: stale
+    house.store.due = lambda before, limit: [job.job_id]
+    house.repair.run_once()
+    house.store.get = get
+    assert len(house.hints.sent) == 1
+
+
+def test_a_passed_deadline_is_noticed_without_a_hint() -> None:
+    """Expired, though no worker ever looked."""
+    house = House()
+    job = house.accept(deadline_seconds=30)
+    house.hints.sent.clear()
+    house.clock.advance(31)
+    house.repair.run_once()
+    assert house.job(job.job_id).status is JobStatus.EXPIRED
+
+
+def test_a_hint_that_the_redrive_policy_buried_ends_its_job_as_failed() -> None:
+    """Code that cannot even answer: the row fails, and one letter with its reason takes the place of the hint."""
+    house = House()
+    job = house.accept()
+    house.hints.sent.clear()
+    house.dead_letters.redrive_policy_moves(Hint(job.job_id))
+    house.repair.run_once()
+    row = house.job(job.job_id)
+    assert row.status is JobStatus.FAILED
+    assert row.error is not None
+    assert row.error.code == "undeliverable"
+    (letter,) = house.dead_letters.letters
+    assert (letter.reason, letter.hint) == ("undeliverable", Hint(job.job_id, died=0))
+    house.run(letter.hint)
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
+def test_a_buried_straggler_of_a_living_or_finished_job_is_removed() -> None:
+    """It changes nothing and is not left to alarm anybody."""
+    house = House()
+    job = house.accept()
+    house.work()
+    house.dead_letters.redrive_policy_moves(Hint(job.job_id))
+    house.repair.run_once()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+    assert house.dead_letters.letters == []
+
+
+def test_a_buried_message_that_is_no_hint_gets_its_reason() -> None:
+    """Poison stays visible."""
+    house = House()
+    house.dead_letters.redrive_policy_moves(None, "garbage")
+    house.repair.run_once()
+    assert [(letter.reason, letter.body) for letter in house.dead_letters.letters] == [("malformed_hint", "garbage")]
+
+
+def test_a_dead_jobs_missing_letter_is_sent() -> None:
+    """The dead-letter queue is one of the row's targets: a crash before the letter does not lose it."""
+    house = House(provider=ScriptedProvider(*[Overloaded() for _ in range(3)]))
+    job = house.accept()
+    bury = house.dead_letters.bury
+
+    def die(*_: object, **__: object) -> None:
+        raise _KilledError
+
+    house.dead_letters.bury = die
+    for _ in range(3):
+        try:
+            house.work()
+        except _KilledError:
+            break
+        house.clock.advance(300)
+    assert house.job(job.job_id).status is JobStatus.FAILED
+    house.dead_letters.bury = bury
+    house.clock.advance(61)
+    house.repair.run_once()
+    assert [letter.reason for letter in house.dead_letters.letters] == ["overloaded"]
+    assert house.job(job.job_id).due_at is None
+
+
+def test_a_dead_jobs_row_outlives_its_letter() -> None:
+    """SQS keeps a letter for 14 days; redriven on the last of them it finds its row."""
+    house = House(provider=ScriptedProvider(*[Overloaded() for _ in range(3)]))
+    job = house.accept()
+    house.store.rows[job.job_id] = replace(job, expires_at=job.deadline_at // 1000 + 86_400)
+    house.settle()
+    row = house.job(job.job_id)
+    assert row.finished_at is not None
+    assert row.expires_at * 1000 >= row.finished_at + 14 * 86_400_000 - 1000
+
+
+def test_nothing_is_left_to_do_when_all_jobs_have_ended() -> None:
+    """No row stays in the due index."""
+    house = House()
+    for _ in range(3):
+        house.accept()
+    house.settle()
+    assert list(house.store.due(2**62, 10)) == []

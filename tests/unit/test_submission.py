@@ -1,0 +1,202 @@
+"""Taking requests in."""
+
+from dataclasses import replace
+
+import pytest
+
+from backburner.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    JobIsFinal,
+    JobNotFound,
+    PortUnavailable,
+    Unavailable,
+)
+from backburner.models import Hint, JobRequest, JobStatus
+from backburner.submission import job_id_for
+from tests.fakes.house import ALICE, BOB, House
+from tests.fakes.memory import MemoryHints
+
+
+def test_an_accepted_job_is_stored_and_hinted_once() -> None:
+    """Row and hint are both there when accept returns."""
+    house = House()
+    job = house.accept()
+    assert house.job(job.job_id).status is JobStatus.QUEUED
+    assert [sent.hint for sent in house.hints.sent] == [Hint(job.job_id)]
+
+
+def test_the_same_key_and_request_is_the_same_job() -> None:
+    """A replay creates nothing and sends nothing, however the request is spelled."""
+    house = House()
+    request = {"prompt": "a", "metadata": {"x": 1, "y": [None, 0.5]}}
+    first = house.submission.accept(ALICE, JobRequest.model_validate(request), "k")
+    again = house.submission.accept(ALICE, JobRequest.model_validate(dict(reversed(request.items()))), "k")
+    assert (first.replayed, again.replayed) == (False, True)
+    assert again.job.job_id == first.job.job_id
+    assert len(house.store.rows) == len(house.hints.sent) == 1
+
+
+def test_the_same_key_for_another_request_is_refused() -> None:
+    """Nothing is created, and the first job stays."""
+    house = House()
+    first = house.accept("k")
+    with pytest.raises(IdempotencyConflict):
+        house.accept("k", prompt="Name a lake.")
+    assert list(house.store.rows) == [first.job_id]
+
+
+def test_a_field_at_its_default_and_a_null_do_not_make_another_request() -> None:
+    """null counts as absent."""
+    house = House()
+    assert house.accept("k", model=None).job_id == house.accept("k").job_id
+
+
+def test_api_10_keys_are_scoped_to_the_client_and_cannot_be_made_to_collide() -> None:
+    """Client `a` with key `b#c` is not client `a#b` with key `c`; nor does one client see another's job."""
+    assert job_id_for("a", "b#c") != job_id_for("a#b", "c")
+    house = House()
+    alice, bob = house.accept("same-key"), house.accept("same-key", client=BOB)
+    assert alice.job_id != bob.job_id
+    with pytest.raises(JobNotFound):
+        house.submission.find(BOB, alice.job_id)
+
+
+def test_sqs_03_after_retention_the_key_is_free_though_the_row_still_stands() -> None:
+    """An expired row reads as absent and is replaced, before TTL removes it."""
+    house = House()
+    first = house.accept("k")
+    house.clock.time = first.expires_at * 1000
+    with pytest.raises(JobNotFound):
+        house.submission.find(ALICE, first.job_id)
+    second = house.submission.accept(ALICE, JobRequest(prompt="Name a river."), "k")
+    assert not second.replayed
+    assert house.job(first.job_id).created_at == house.clock.now()
+
+
+def test_the_key_of_a_failed_job_says_that_it_failed() -> None:
+    """The documented rule: a key names one job for good; the reply carries its present status."""
+    house = House()
+    job = house.accept("k")
+    house.store.rows[job.job_id] = replace(job, status=JobStatus.FAILED, due_at=None)
+    replay = house.submission.accept(ALICE, JobRequest(prompt="Name a river."), "k")
+    assert replay.replayed
+    assert replay.job.status is JobStatus.FAILED
+
+
+class _RefusingHints(MemoryHints):
+    refusing = True
+
+    def send(self, *args: object, **kwargs: object) -> None:
+        if self.refusing:
+            raise PortUnavailable("AccessDenied")
+        super().send(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_sqs_09_a_refused_send_is_an_error_and_the_retry_completes_the_job() -> None:
+    """The caller learns it, the row is marked, and the retry under the same key sends the hint at once."""
+    house = House()
+    hints = _RefusingHints(house.clock)
+    house = House(hints=hints, clock=house.clock)
+    with pytest.raises(Unavailable):
+        house.accept("k")
+    assert len(house.store.rows) == 1
+    hints.refusing = False
+    replay = house.submission.accept(ALICE, JobRequest(prompt="Name a river."), "k")
+    assert replay.replayed
+    assert house.work() == 1
+    assert house.job(replay.job.job_id).status is JobStatus.COMPLETED
+
+
+def test_sqs_09_without_a_retry_the_repairer_sends_the_hint() -> None:
+    """A row without its hint is not lost."""
+    house = House()
+    hints = _RefusingHints(house.clock)
+    house = House(hints=hints, clock=house.clock)
+    with pytest.raises(Unavailable):
+        house.accept("k")
+    hints.refusing = False
+    house.settle()
+    assert [row.status for row in house.store.rows.values()] == [JobStatus.COMPLETED]
+
+
+def test_a_killed_acceptance_is_completed_by_a_later_retry() -> None:
+    """Row written, process gone: a retry after the hint's patience sends it, without the repairer."""
+    house = House()
+    job = house.accept("k")
+    house.hints.sent.clear()
+    house.clock.advance(61)
+    house.accept("k")
+    assert house.work() == 1
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
+def test_a_lost_reply_of_the_store_is_not_a_replay() -> None:
+    """The put had its effect though its reply was lost; the second try finds its own row and sends the hint."""
+    house = House()
+    stored = house.store.add
+
+    def add_twice(job: object, now: int) -> object:
+        stored(job, now)
+        return stored(job, now)
+
+    house.store.add = add_twice
+    accepted = house.submission.accept(ALICE, JobRequest(prompt="a"), "k")
+    assert not accepted.replayed
+    assert len(house.hints.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"model": "nobody"}, "model"),
+        ({"model": "m-1", "provider": "other"}, "provider"),
+        ({"max_tokens": 4_001}, "max_tokens"),
+    ],
+)
+def test_what_this_deployment_cannot_do_is_refused_by_field(fields: dict[str, object], field: str) -> None:
+    """And nothing is stored."""
+    house = House()
+    with pytest.raises(InvalidRequest) as refused:
+        house.accept(**fields)
+    assert refused.value.field == field
+    assert not house.store.rows
+
+
+def test_a_large_request_is_kept_beside_the_row_and_its_size_is_counted_in_bytes() -> None:
+    """100,000 bytes are many fewer characters of Chinese."""
+    house = House()
+    job = house.accept(prompt="中" * 40_000)
+    assert job.request.text is None
+    assert job.request.key in house.payloads.texts
+    house.work()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+    assert house.provider.questions[0].messages[0].content == "中" * 40_000  # type: ignore[attr-defined]
+
+
+def test_cancel_wins_over_queued_at_once_and_is_idempotent() -> None:
+    """The hint of a cancelled job finds nothing to do."""
+    house = House()
+    job = house.accept()
+    assert house.submission.cancel(ALICE, job.job_id).status is JobStatus.CANCELLED
+    assert house.submission.cancel(ALICE, job.job_id).status is JobStatus.CANCELLED
+    house.work()
+    assert not house.provider.questions  # type: ignore[attr-defined]
+
+
+def test_a_final_job_cannot_be_cancelled() -> None:
+    """409, and the result stays."""
+    house = House()
+    job = house.accept()
+    house.work()
+    with pytest.raises(JobIsFinal):
+        house.submission.cancel(ALICE, job.job_id)
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
+def test_somebody_elses_job_cannot_be_cancelled() -> None:
+    """It looks as if it did not exist."""
+    house = House()
+    job = house.accept()
+    with pytest.raises(JobNotFound):
+        house.submission.cancel(BOB, job.job_id)
