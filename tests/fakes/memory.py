@@ -257,7 +257,7 @@ class MemoryCatalogue:
 class ScriptedProvider:
     """A provider that does as it is told: answers, fails, or lets something happen while it thinks."""
 
-    def __init__(self, *script: str | JobFailed | Callable[[], str | None]) -> None:
+    def __init__(self, *script: str | JobFailed | Callable[[], object]) -> None:
         self.script = list(script)
         self.questions: list[Question] = []
 
@@ -266,6 +266,7 @@ class ScriptedProvider:
         step = self.script.pop(0) if self.script else "an answer"
         if isinstance(step, JobFailed):
             raise step
-        text = step if isinstance(step, str) else step()
+        said = step if isinstance(step, str) else step()
+        text = said if isinstance(said, str) else "an answer"
         usage = Usage(input_tokens=10, output_tokens=5)
-        return Answer(text or "an answer", "stop", question.model.name, "fake", usage, f"req-{len(self.questions)}")
+        return Answer(text, "stop", question.model.name, "fake", usage, f"req-{len(self.questions)}")

@@ -1,6 +1,7 @@
 """Running jobs."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from backburner.errors import (
     RateLimited,
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
-from backburner.models import Hint, Job, JobStatus, Lane
+from backburner.models import Answer, Hint, Job, JobStatus, Lane, Question
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import ScriptedProvider
 
@@ -220,7 +221,7 @@ def test_a_cancelled_jobs_late_answer_is_discarded_but_its_usage_recorded() -> N
     """DELETE wins; what the call cost is still true."""
     house = House()
     job = house.accept()
-    house.provider = ScriptedProvider(lambda: house.submission.cancel(ALICE, job.job_id) and None)
+    house.provider = ScriptedProvider(lambda: house.submission.cancel(ALICE, job.job_id))
     house.run(job.job_id)
     row = house.job(job.job_id)
     assert (row.status, row.result) == (JobStatus.CANCELLED, None)
@@ -235,7 +236,7 @@ def test_a_cancelled_call_is_told_to_stop_at_the_next_renewal() -> None:
     seen: list[bool] = []
 
     class Listening(ScriptedProvider):
-        def ask(self, question, *, timeout_seconds, abandoned):  # type: ignore[no-untyped-def]
+        def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
             seen.append(abandoned())
             house.submission.cancel(ALICE, job.job_id)
             house.clock.time += RENEW_MS
@@ -252,7 +253,7 @@ def test_res_05_no_write_recreates_a_removed_row() -> None:
     """The row is deleted while the worker thinks: it stops, stores nothing, sends nothing."""
     house = House()
     house.accept()
-    house.provider = ScriptedProvider(lambda: house.store.rows.clear())
+    house.provider = ScriptedProvider(house.store.rows.clear)
     house.work()
     assert len(house.provider.questions) == 1
     house.settle()
@@ -313,7 +314,7 @@ def test_sigterm_hands_the_job_back() -> None:
     """The job is queued again with its reason, and the stopped worker's answer no longer counts."""
     house = House()
     job = house.accept()
-    house.provider = ScriptedProvider(lambda: house.execution.stop())
+    house.provider = ScriptedProvider(house.execution.stop)
     house.run(job.job_id)
     row = house.job(job.job_id)
     assert row.log[0].outcome == Interrupted.code
@@ -340,7 +341,7 @@ def test_ten_jobs_of_a_batch_run_at_once() -> None:
     house = House()
     jobs = [house.accept() for _ in range(10)]
     together = threading.Barrier(10, timeout=10)
-    house.provider = ScriptedProvider(*[lambda: together.wait() and None for _ in jobs])
+    house.provider = ScriptedProvider(*[together.wait for _ in jobs])
     failed = house.execution.run_batch({f"m-{i}": Hint(job.job_id) for i, job in enumerate(jobs)}, lambda: 300.0)
     assert failed == []
     assert {house.job(job.job_id).status for job in jobs} == {JobStatus.COMPLETED}

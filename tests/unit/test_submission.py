@@ -1,6 +1,7 @@
 """Taking requests in."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_a_lost_reply_of_the_store_is_not_a_replay() -> None:
         ({"max_tokens": 4_001}, "max_tokens"),
     ],
 )
-def test_what_this_deployment_cannot_do_is_refused_by_field(fields: dict[str, object], field: str) -> None:
+def test_what_this_deployment_cannot_do_is_refused_by_field(fields: dict[str, Any], field: str) -> None:
     """And nothing is stored."""
     house = House()
     with pytest.raises(InvalidRequest) as refused:

@@ -179,23 +179,24 @@ def worker() -> Handler:
 
 def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provider]:
     """Providers by name; each imports its SDK when a job first needs it."""
+    from backburner.providers.account import Account
 
-    def openai(key: Callable[[], str], refresh: Callable[[str], bool]) -> Provider:
+    def openai(account: Account) -> Provider:
         from backburner.providers.openai import OpenAI
 
-        return OpenAI(key, refresh, base_urls["openai"])
+        return OpenAI(account, base_urls["openai"])
 
-    def anthropic(key: Callable[[], str], refresh: Callable[[str], bool]) -> Provider:
+    def anthropic(account: Account) -> Provider:
         from backburner.providers.anthropic import Anthropic
 
-        return Anthropic(key, refresh, base_urls["anthropic"])
+        return Anthropic(account, base_urls["anthropic"])
 
     registry = {"openai": openai, "anthropic": anthropic}
 
     @cache
     def provider(name: str) -> Provider:
         entry = f"{name}_api_key"
-        return registry[name](lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused))
+        return registry[name](Account(name, lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused)))
 
     return provider
 

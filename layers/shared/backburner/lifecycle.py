@@ -225,6 +225,7 @@ class Lifecycle:
             job,
             Guard(_QUEUED, claims=job.claims),
             JobStatus.FAILED if started else JobStatus.EXPIRED,
+            dead=started,
             error=job.error if started else DeadlinePassed().failure(),
         )
 

@@ -293,10 +293,10 @@ class JobsTable:
         asked: Item = {"Keys": [{"job_id": {"S": job_id}} for job_id in job_ids],
                        "ProjectionExpression": ", ".join(names), "ExpressionAttributeNames": names}  # fmt: skip
         rows: dict[str, Job] = {}
-        requests: dict[str, Any] = {self._table: asked} if job_ids else {}
+        requests: Any = {self._table: asked} if job_ids else {}
         while requests:
             with translated():
-                reply: Item = self._client.batch_get_item(RequestItems=requests)
+                reply = self._client.batch_get_item(RequestItems=requests)
             rows |= {item["job_id"]["S"]: job_of(item) for item in reply["Responses"].get(self._table, [])}
             requests = reply.get("UnprocessedKeys", {})
         return [rows[job_id] for job_id in job_ids if job_id in rows]
@@ -306,7 +306,8 @@ def _refused_item(error: PortUnavailable) -> Item:
     """The row that refused a conditional write ({} if there was none); any other error is raised again."""
     cause = error.__cause__
     if isinstance(cause, ClientError) and cause.response.get("Error", {}).get("Code") == _CONDITION_FAILED:
-        item: Item = cause.response.get("Item") or {}
+        response: Item = dict(cause.response)  # botocore's types do not know of Item here
+        item: Item = response.get("Item") or {}
         return item
     raise error
 

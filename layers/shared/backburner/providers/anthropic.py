@@ -10,7 +10,6 @@ import anthropic
 import httpx2
 
 from backburner.errors import (
-    Authentication,
     ContextLengthExceeded,
     EmptyAnswer,
     JobFailed,
@@ -20,6 +19,7 @@ from backburner.errors import (
 )
 from backburner.models import Answer, Question, Usage
 from backburner.providers import faults, wire
+from backburner.providers.account import Account
 
 NAME = "anthropic"
 CACHED_BYTES_MIN = 4_096
@@ -33,11 +33,10 @@ _REASONS = {
 
 
 class Anthropic:
-    """The provider, as ports.Provider. `key` gives the API key; `refresh(key)` whether there is a newer one."""
+    """The provider, as ports.Provider. An empty `base_url` is the provider's own."""
 
-    def __init__(self, key: Callable[[], str], refresh: Callable[[str], bool], base_url: str = "") -> None:
-        self._key = key
-        self._refresh = refresh
+    def __init__(self, account: Account, base_url: str = "") -> None:
+        self._account = account
         self._base_url = base_url
 
     @cached_property
@@ -51,17 +50,9 @@ class Anthropic:
 
     def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
-        key = self._key()
-        try:
-            return self._ask(key, question, timeout_seconds, abandoned)
-        except Authentication:
-            if not self._refresh(key):
-                raise
-            return self._ask(self._key(), question, timeout_seconds, abandoned)
+        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned))
 
     def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
-        if not key:
-            raise Authentication("There is no Anthropic key: put anthropic_api_key into the deployment's secret.")
         call = _Call(question)
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
@@ -81,7 +72,7 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
         return faults.failure_of(
             status, error.body, error.response.headers, usage=usage, request_id=error.request_id or request_id
         )
-    if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException) or watch.expired():
+    if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException):
         return ProviderTimeout(usage=usage, request_id=request_id)
     return faults.broken(error, usage)
 

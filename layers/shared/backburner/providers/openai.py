@@ -15,7 +15,6 @@ import httpx2
 import openai
 
 from backburner.errors import (
-    Authentication,
     ContentFiltered,
     EmptyAnswer,
     JobFailed,
@@ -25,17 +24,17 @@ from backburner.errors import (
 )
 from backburner.models import Answer, Question, Usage
 from backburner.providers import faults, wire
+from backburner.providers.account import Account
 
 NAME = "openai"
 _CHAT_REASONS = {"stop": "stop", "length": "length"}
 
 
 class OpenAI:
-    """The provider, as ports.Provider. `key` gives the API key; `refresh(key)` whether there is a newer one."""
+    """The provider, as ports.Provider. An empty `base_url` is the provider's own."""
 
-    def __init__(self, key: Callable[[], str], refresh: Callable[[str], bool], base_url: str = "") -> None:
-        self._key = key
-        self._refresh = refresh
+    def __init__(self, account: Account, base_url: str = "") -> None:
+        self._account = account
         self._base_url = base_url
 
     @cached_property
@@ -49,17 +48,9 @@ class OpenAI:
 
     def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
-        key = self._key()
-        try:
-            return self._ask(key, question, timeout_seconds, abandoned)
-        except Authentication:
-            if not self._refresh(key):
-                raise
-            return self._ask(self._key(), question, timeout_seconds, abandoned)
+        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned))
 
     def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
-        if not key:
-            raise Authentication("There is no OpenAI key: put openai_api_key into the deployment's secret.")
         call = _Responses(question) if question.model.api == "responses" else _Chat(question)
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
@@ -76,7 +67,7 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
         return watch.verdict(usage=usage, request_id=request_id)
     if isinstance(error, openai.APIStatusError):
         return faults.failure_of(error.status_code, error.body, error.response.headers, request_id=error.request_id)
-    if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException) or watch.expired():
+    if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException):
         return ProviderTimeout(usage=usage, request_id=request_id)
     if isinstance(error, openai.APIConnectionError | httpx2.HTTPError | ValueError):
         return faults.broken(error, usage)
@@ -201,7 +192,7 @@ class _Chat(_Call):
                     finish_reason = choice.finish_reason or finish_reason
         text = "".join(self.parts)
         about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
-        if finish_reason is None and self.began and self.usage is None:
+        if finish_reason is None and self.usage is None:  # also a web page under status 200: no events, no error
             raise ProviderFault("The provider's stream ended early.", **about)
         if finish_reason == "content_filter":
             raise ContentFiltered(**about)

@@ -5,9 +5,11 @@ The SDKs' own timeout bounds the pause between two bytes only; a provider that d
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 90.0
 """Longest silence in a reply. Reasoning models think in silence; longer is a stall."""
 CONNECTIONS_MAX = 25
+LOOK_SECONDS = 0.5
+"""How often a silent reply's call is looked at: so soon a cancelled one stops costing."""
 
 
 @dataclass
@@ -29,23 +33,23 @@ class Watch:
     abandoned: Callable[[], bool]
     verdict: type[JobFailed] | None = None
 
+    def is_over(self) -> bool:
+        """Whether the call must end now."""
+        if self.verdict is None and self.abandoned():
+            self.verdict = Abandoned
+        elif self.verdict is None and time.monotonic() >= self.ends_at:
+            self.verdict = ProviderTimeout
+        return self.verdict is not None
+
     def check(self) -> None:
         """Raise when the call must end; an httpx2 error, since the SDKs know how to clean up after those."""
-        if self.abandoned():
-            self.verdict = Abandoned
-        elif time.monotonic() >= self.ends_at:
-            self.verdict = ProviderTimeout
-        if self.verdict is not None:
-            raise httpx2.ReadError(self.verdict.code)
+        if self.is_over():
+            raise httpx2.ReadError("the call was ended")
 
     def timeout(self) -> httpx2.Timeout:
         """The timeouts of one request under this watch."""
         left = max(0.1, self.ends_at - time.monotonic())
         return httpx2.Timeout(min(IDLE_SECONDS, left), connect=min(CONNECT_SECONDS, left))
-
-    def expired(self) -> bool:
-        """Whether the time is over, whoever noticed it."""
-        return time.monotonic() >= self.ends_at - 0.05
 
 
 _watch: ContextVar[Watch] = ContextVar("watch")
@@ -63,9 +67,14 @@ def watching(timeout_seconds: float, abandoned: Callable[[], bool]) -> Iterator[
 
 
 class _WatchedStream(httpx2.SyncByteStream):
-    def __init__(self, stream: httpx2.SyncByteStream, watch: Watch) -> None:
+    """A reply's body under watch: checked at each chunk, and cut off from outside where none comes."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, watch: Watch, connection: socket.socket | None) -> None:
         self._stream = stream
         self._watch = watch
+        self._connection = connection
+        self._done = threading.Event()
+        threading.Thread(target=self._guard, name="call-watch", daemon=True).start()
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._stream:
@@ -73,7 +82,16 @@ class _WatchedStream(httpx2.SyncByteStream):
             yield chunk
 
     def close(self) -> None:
+        self._done.set()
         self._stream.close()
+
+    def _guard(self) -> None:
+        """Closing a stream does not wake a thread that reads from it; shutting its socket down does."""
+        while not self._done.wait(LOOK_SECONDS):
+            if self._watch.is_over() and self._connection is not None:
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                return
 
 
 class WatchedTransport(httpx2.BaseTransport):
@@ -97,7 +115,9 @@ class WatchedTransport(httpx2.BaseTransport):
             response = self._transport.handle_request(request)
         if not isinstance(response.stream, httpx2.SyncByteStream):
             raise TypeError("a synchronous transport gave an asynchronous stream")
-        response.stream = _WatchedStream(response.stream, watch)
+        network = response.extensions.get("network_stream")
+        connection = network.get_extra_info("socket") if network is not None else None
+        response.stream = _WatchedStream(response.stream, watch, connection)
         return response
 
     def close(self) -> None:

@@ -1,0 +1,242 @@
+"""The simulator's teeth: the program broken on purpose, one way at a time. Every break must be caught.
+
+python -m tests.simulation.mutants [--seeds N]
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "layers" / "shared" / "backburner"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One break: in `file`, `old` (which must stand there once) becomes `new`; `also` where two guards watch over it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    also: tuple[tuple[str, str, str], ...] = ()
+
+
+MUTANTS = (
+    Mutant(
+        "drop the fence: finish whoever claimed since",
+        "lifecycle.py",
+        "            Guard(_UNFINISHED, claims=job.claims),\n            JobStatus.COMPLETED,",
+        "            Guard(_UNFINISHED),\n            JobStatus.COMPLETED,",
+    ),
+    Mutant(
+        "finish unconditionally, also over a final status",
+        "lifecycle.py",
+        "            Guard(_UNFINISHED, claims=job.claims),\n            JobStatus.COMPLETED,",
+        "            Guard(_UNFINISHED | _FINAL),\n            JobStatus.COMPLETED,",
+    ),
+    Mutant(
+        "ignore the lease: take over whatever is in processing",
+        "lifecycle.py",
+        "Guard(_PROCESSING, claims=job.claims, due_by=now, deadline_after=now, unexpired_at=now)",
+        "Guard(_PROCESSING, claims=job.claims, deadline_after=now, unexpired_at=now)",
+        also=(
+            (
+                "execution.py",
+                "case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:",
+                "case JobStatus.PROCESSING:",
+            ),
+        ),
+    ),
+    Mutant(
+        "claim final and running jobs",
+        "lifecycle.py",
+        "startable = Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)",
+        "startable = Guard(_QUEUED | _PROCESSING | _FINAL, deadline_after=now, unexpired_at=now)",
+    ),
+    Mutant(
+        "start before the provider's retry-after",
+        "lifecycle.py",
+        "Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)",
+        "Guard(_QUEUED, deadline_after=now, unexpired_at=now)",
+    ),
+    Mutant(
+        "start after the deadline",
+        "lifecycle.py",
+        "Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)",
+        "Guard(_QUEUED, available_by=now, unexpired_at=now)",
+    ),
+    Mutant(
+        "hint before row",
+        "submission.py",
+        "        standing = self.store.add(new, self.clock.now())\n",
+        "        self.lifecycle.remind(new)\n        standing = self.store.add(new, self.clock.now())\n",
+    ),
+    Mutant(
+        "count attempts only on clean failure",
+        "lifecycle.py",
+        "                due_at=now + LEASE_MS,\n                add_claims=1,\n                add_attempts=1,\n            )\n"
+        "        except Conflict as conflict:\n            row = conflict.current",
+        "                due_at=now + LEASE_MS,\n                add_claims=1,\n            )\n"
+        "        except Conflict as conflict:\n            row = conflict.current",
+    ),
+    Mutant(
+        "no repair of queued jobs",
+        "repair.py",
+        "            else:\n                self.lifecycle.resend(job)",
+        "            else:\n                pass",
+    ),
+    Mutant(
+        "no repair of lost workers",
+        "repair.py",
+        "            self.lifecycle.lose(job) if overdue else",
+        "            None if overdue else",
+    ),
+    Mutant(
+        "no repair of untold targets",
+        "repair.py",
+        "            self.lifecycle.reannounce(job)",
+        "            pass",
+    ),
+    Mutant(
+        "put a job back though its lease is alive",
+        "repair.py",
+        "self.lifecycle.lose(job) if overdue else self.lifecycle.remind(job, alone=True)",
+        "self.lifecycle.lose(job)",
+        also=(
+            (
+                "lifecycle.py",
+                "                Guard(_PROCESSING, claims=job.claims, due_by=now),\n                status=JobStatus.QUEUED,",
+                "                Guard(_PROCESSING, claims=job.claims),\n                status=JobStatus.QUEUED,",
+            ),
+        ),
+    ),
+    Mutant(
+        "run for ever: no bound on attempts after a lost worker",
+        "lifecycle.py",
+        "        if job.attempts < self.attempts_max and now < job.deadline_at:\n            row",
+        "        if now < job.deadline_at:\n            row",
+    ),
+    Mutant(
+        "run for ever: no bound on retries",
+        "lifecycle.py",
+        "if not error.retryable or job.attempts >= self.attempts_max or available_at >= job.deadline_at:",
+        "if not error.retryable or available_at >= job.deadline_at:",
+    ),
+    Mutant(
+        "revive a dead job for any straggler",
+        "execution.py",
+        "case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:",
+        "case JobStatus.FAILED:",
+    ),
+    Mutant(
+        "forget the dead letter",
+        "lifecycle.py",
+        "((DEAD_LETTER,) if dead else ()) + job.targets",
+        "job.targets",
+    ),
+    Mutant(
+        "forget the targets of the end",
+        "lifecycle.py",
+        "((DEAD_LETTER,) if dead else ()) + job.targets",
+        "((DEAD_LETTER,) if dead else ())",
+    ),
+    Mutant(
+        "tell without a lease on the telling",
+        "delivery.py",
+        "if notice is None or job.has_expired(now) or notice.lease_until > now:",
+        "if notice is None or job.has_expired(now):",
+    ),
+    Mutant(
+        "tell without noting it",
+        "delivery.py",
+        "            self._write(job, replace(told, last_error=None))",
+        "            pass",
+    ),
+    Mutant(
+        "do not renew leases",
+        "execution.py",
+        "                self._lifecycle.renew(lease.job)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "cancel over a final status",
+        "lifecycle.py",
+        "return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED)",
+        "return self._end(job, Guard(_UNFINISHED | _FINAL), JobStatus.CANCELLED)",
+    ),
+    Mutant(
+        "leave the policy's dead letters unexplained",
+        "repair.py",
+        "        for letter in self.dead_letters.unexplained(LETTERS_MAX):",
+        "        for letter in self.dead_letters.unexplained(LETTERS_MAX)[:0]:",
+    ),
+    Mutant(
+        "wait beyond what SQS can delay",
+        "lifecycle.py",
+        "min(-(-wait_ms // 1000), DELAY_SECONDS_MAX)",
+        "-(-wait_ms // 1000)",
+    ),
+    Mutant(
+        "a queued row that nobody need look at",
+        "lifecycle.py",
+        "                due_at=min(now + PATIENCE_MS, job.deadline_at),\n                claimed_at=None",
+        "                due_at=None,\n                claimed_at=None",
+    ),
+    Mutant(
+        "discard the paid answer when its lease has lapsed",
+        "lifecycle.py",
+        "            Guard(_UNFINISHED, claims=job.claims),\n            JobStatus.COMPLETED,",
+        "            Guard(_PROCESSING, claims=job.claims, due_at=job.due_at),\n            JobStatus.COMPLETED,",
+    ),
+)
+
+
+def caught(mutant: Mutant, seeds: int) -> str | None:
+    """The last line of what the simulator says of the mutant; None if it says nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "backburner"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.also):
+            file = copy / name
+            text = file.read_text()
+            if text.count(old) != 1:
+                raise SystemExit(f"mutant {mutant.name!r}: its text stands {text.count(old)} times in {name}")
+            file.write_text(text.replace(old, new))
+        run = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seeds", str(seeds), "--quiet"],
+            cwd=ROOT,
+            env={"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    if run.returncode == 0:
+        return None
+    lines = (run.stdout + run.stderr).strip().splitlines()
+    return lines[-1] if lines else "(no word)"
+
+
+def main() -> int:
+    """Print the list and its outcome; 1 if a mutant survived."""
+    seeds = int(sys.argv[sys.argv.index("--seeds") + 1]) if "--seeds" in sys.argv else 4_000
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        verdicts = list(pool.map(lambda mutant: caught(mutant, seeds), MUTANTS))
+    for mutant, verdict in zip(MUTANTS, verdicts, strict=True):
+        print(
+            f"{'caught  ' if verdict else 'SURVIVED'}  {mutant.name}" + (f"\n            {verdict}" if verdict else "")
+        )
+    survivors = sum(verdict is None for verdict in verdicts)
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} breaks were caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

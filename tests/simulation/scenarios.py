@@ -1,0 +1,131 @@
+"""One job's road, in its variants, under misfortune at every single port call (and at every pair of them)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from backburner.errors import JobFailed, Overloaded, ProviderRefusedRequest, RateLimited
+from backburner.lifecycle import LEASE_MS
+from tests.simulation.hazards import Fate, Hazard
+from tests.simulation.world import Message, World
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A road of one job. `outcomes` are the provider's, in order; the last one stays."""
+
+    name: str
+    outcomes: tuple[str | Callable[[], JobFailed], ...] = ("an answer",)
+    thinking: Callable[[World, int, str], None] | None = None
+    deadline_seconds: int | None = None
+    cancel: bool = False
+    redrive: bool = False
+    double: bool = False
+
+
+def _second_delivery(world: World, _container: int, _job_id: str) -> None:
+    for message in list(world.queue.messages):
+        world.deliver(Message(message.hint, world.time), container=1)
+
+
+def _stall(world: World, container: int, _job_id: str) -> None:
+    with world.at_work(container, frozen=True):
+        world.pass_time(LEASE_MS + 10_000)
+        world.repair(container=1)
+        for message in world.queue.ready():
+            world.deliver(message, container=1)
+
+
+def _long_call(world: World, container: int, _job_id: str) -> None:
+    with world.at_work(container):
+        world.pass_time(4 * LEASE_MS)
+        world.repair(container=1)
+        for message in list(world.queue.messages):
+            world.deliver(Message(message.hint, world.time), container=1)
+
+
+def _cancelled_meanwhile(world: World, container: int, job_id: str) -> None:
+    with world.at_work(container):
+        world.cancel(job_id, container=1)
+        world.pass_time(11_000)
+
+
+SCENARIOS = (
+    Scenario("answered at once"),
+    Scenario("answered at the second attempt", (Overloaded, "an answer")),
+    Scenario("told to wait longer than SQS delays", (lambda: RateLimited(retry_after_seconds=2_000), "an answer")),
+    Scenario("attempts used up, then redriven", (Overloaded, Overloaded, Overloaded, "an answer"), redrive=True),
+    Scenario("refused", (ProviderRefusedRequest,)),
+    Scenario("delivered twice", thinking=_second_delivery, double=True),
+    Scenario("a worker that stalls beyond its lease", thinking=_stall),
+    Scenario("a call longer than the lease", thinking=_long_call),
+    Scenario("cancelled while queued", cancel=True),
+    Scenario("cancelled while it is worked on", thinking=_cancelled_meanwhile),
+    Scenario("not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3),
+)
+
+
+def live(scenario: Scenario, fate: Fate) -> World:
+    """Live through the scenario under fate, then heal and check. Raises Broken."""
+    left = list(scenario.outcomes)
+
+    def outcome(_job_id: str) -> str | JobFailed:
+        step = left.pop(0) if len(left) > 1 else left[0]
+        return step if isinstance(step, str) else step()
+
+    world = World(fate, random.Random(0), outcomes=outcome)
+    thought = False
+
+    def thinking(container: int, job_id: str) -> None:
+        nonlocal thought
+        if scenario.thinking is not None and not thought:
+            thought = True
+            scenario.thinking(world, container, job_id)
+
+    world.thinking = thinking
+    again = scenario.double
+
+    def telling(job_id: str) -> None:
+        nonlocal again
+        if again:
+            again = False
+            world.tell_again(job_id, container=1)
+
+    world.telling = telling
+    if world.accept("k", deadline_seconds=scenario.deadline_seconds) is None:
+        world.accept("k", deadline_seconds=scenario.deadline_seconds)  # the client tries again, once
+    if scenario.cancel:
+        for job_id in world.runs:
+            world.cancel(job_id)
+    for _ in range(4):
+        for message in world.queue.ready():
+            if scenario.double:
+                world.deliver(Message(message.hint, world.time))
+            world.deliver(message)
+        world.tell(double=scenario.double)
+        world.time += 61_000
+        world.repair()
+    if scenario.redrive:
+        world.redrive()
+        for message in world.queue.ready():
+            world.deliver(message)
+    world.heal_and_settle()
+    world.check_end()
+    return world
+
+
+def every_strike(scenario: Scenario, *, pairs: bool) -> Iterator[tuple[tuple[int, Hazard], ...]]:
+    """No strike, each single one, and each pair where asked for."""
+    fate = Fate.kind()
+    live(scenario, fate)
+    singles = list(itertools.product(range(fate.calls), Hazard))
+    yield ()
+    for strike in singles:
+        yield (strike,)
+    if pairs:
+        for first, second in itertools.combinations(singles, 2):
+            if first[0] != second[0]:
+                yield first, second

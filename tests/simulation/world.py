@@ -1,0 +1,391 @@
+"""A small world: containers with skewed clocks, queues that double, delay and lose, a provider that bills.
+
+The invariants are checked where they could break: at each write of a row, at each provider call, at each telling, and
+at the end. What SQS and DynamoDB promise, the world keeps; what they do not promise, it withholds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backburner.errors import (
+    BackburnerError,
+    JobFailed,
+    Overloaded,
+    PortUnavailable,
+    ProviderRefusedRequest,
+    RateLimited,
+)
+from backburner.lifecycle import LEASE_MS, RENEW_MS
+from backburner.models import DEAD_LETTER, Answer, EpochMs, Hint, Job, JobRequest, JobStatus, Lane, Question, Usage
+from tests.fakes.house import ALICE, House
+from tests.fakes.memory import (
+    START,
+    FakeChance,
+    MemoryDeadLetters,
+    MemoryJournal,
+    MemoryNotices,
+    MemoryPayloads,
+    MemoryStore,
+)
+from tests.simulation.hazards import Fate, Fated, Killed
+
+VISIBILITY_MS = 1_800_000
+RECEIVES_MAX = 3
+SKEW_MS_MAX = 5_000
+DEAD_CODES = {"overloaded", "rate_limited", "worker_lost", "undeliverable", "interrupted", "internal_error"}
+
+
+class Broken(BaseException):
+    """An invariant does not hold. No handler of the program may swallow it."""
+
+
+def must(holds: bool, what: str) -> None:
+    """Assert an invariant."""
+    if not holds:
+        raise Broken(what)
+
+
+class SkewedClock:
+    """A container's clock: the world's, off by some seconds."""
+
+    def __init__(self, world: World, skew_ms: int) -> None:
+        self._world = world
+        self._skew_ms = skew_ms
+
+    def now(self) -> EpochMs:
+        return self._world.time + self._skew_ms
+
+    def sleep(self, seconds: float) -> None:
+        self._world.time += round(1000 * seconds)
+
+
+class WatchedStore(MemoryStore):
+    """The Jobs table, with the invariants of its rows checked at every write."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def add(self, job: Job, now: EpochMs) -> Job | None:
+        return super().add(replace(job, targets=self._world.targets), now)
+
+    def _write(self, row: Job) -> None:
+        before = self.rows.get(row.job_id)
+        if before is not None and before.job_id in self._world.runs and before.created_at == row.created_at:
+            self._world.check_transition(before, row)
+        super()._write(row)
+
+
+@dataclass
+class Message:
+    """A hint in a lane queue."""
+
+    hint: Hint
+    at: EpochMs
+    receives: int = 0
+
+
+class LaneQueue:
+    """A standard queue: at least once, in any order, with a redrive policy."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.messages: list[Message] = []
+
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+        must(0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds")
+        self.messages.append(Message(hint, self._world.time + delay_seconds * 1000))
+
+    def ready(self) -> list[Message]:
+        return [message for message in self.messages if message.at <= self._world.time]
+
+
+@dataclass
+class Run:
+    """What happened to a job since it was accepted or redriven."""
+
+    accepted: bool = False
+    calls: int = 0
+    attempts_seen: int = 0
+    answers: list[str] = field(default_factory=list)
+    calling_until: EpochMs = 0
+    cancelled: bool = False
+
+
+class Bills:
+    """The provider: bills each call, and lets the world go on while it thinks."""
+
+    def __init__(self, world: World, container: int) -> None:
+        self._world = world
+        self._container = container
+
+    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        world = self._world
+        job_id = question.messages[0].content
+        row, run = world.store.rows.get(job_id), world.runs[job_id]
+        world.check_call(job_id, row)
+        run.calls += 1
+        claims = row.claims if row is not None else 0
+        world.think(self._container, job_id)
+        outcome = world.outcome(job_id)
+        if isinstance(outcome, JobFailed):
+            raise outcome
+        text = f"{outcome} {claims} {run.calls}"
+        run.answers.append(text)
+        return Answer(text, "stop", question.model.name, "fake", Usage(3, 4), f"req-{run.calls}")
+
+
+class Told:
+    """The channel: a target that may be told twice only where the documentation says so."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def tell(self, job: Job) -> None:
+        must(job.status.is_final, "a target is told of a final status only")
+        self._world.told[(job.job_id, job.claims, job.status)] += 1
+        if self._world.telling is not None:
+            self._world.telling(job.job_id)
+
+
+@dataclass
+class World:
+    """One history. `random_` decides what a plan leaves open."""
+
+    fate: Fate
+    random_: random.Random
+    targets: tuple[str, ...] = ("webhook",)
+    outcomes: Callable[[str], str | JobFailed] | None = None
+    thinking: Callable[[int, str], None] | None = None
+    telling: Callable[[str], None] | None = None
+    skews: tuple[int, ...] = (0, 0)
+    attempts_max: int = 3
+
+    def __post_init__(self) -> None:
+        self.time: EpochMs = START
+        self.store = WatchedStore(self)
+        self.queue = LaneQueue(self)
+        self.letters = MemoryDeadLetters()
+        self.payloads = MemoryPayloads()
+        self.runs: dict[str, Run] = {}
+        self.told: Counter[tuple[str, int, JobStatus]] = Counter()
+        self.redriven = 0
+        self.frozen = False
+        self.keeping: list[int] = []
+        chance = FakeChance(self.random_.randrange(2**32))
+        clock_of_queue: Any = SkewedClock(self, 0)
+        self.notices = MemoryNotices(clock_of_queue)
+        self.containers = [self._container(index, skew, chance) for index, skew in enumerate(self.skews)]
+
+    def _container(self, index: int, skew_ms: int, chance: FakeChance) -> House:
+        clock: Any = SkewedClock(self, skew_ms)
+        provider: Any = Fated(Bills(self, index), "provider", self.fate)
+        return House(
+            provider=provider,
+            attempts_max=self.attempts_max,
+            clock=clock,
+            chance=chance,
+            journal=MemoryJournal(),
+            store=Fated(self.store, "store", self.fate),
+            payloads=Fated(self.payloads, "payloads", self.fate),
+            hints=Fated(self.queue, "hints", self.fate),
+            dead_letters=Fated(self.letters, "dead_letters", self.fate),
+            notices=Fated(self.notices, "notices", self.fate),
+            channel=Fated(Told(self), "channel", self.fate),
+        )
+
+    # ── What may happen ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def accept(self, key: str, *, container: int = 0, deadline_seconds: int | None = None) -> str | None:
+        """A client submits; None if he got no 202. The prompt is the job's id, so that the provider knows the job."""
+        from backburner.submission import job_id_for
+
+        job_id = job_id_for(ALICE.client_id, key)
+        run = self.runs.setdefault(job_id, Run())
+        request = JobRequest(prompt=job_id, deadline_seconds=deadline_seconds)
+        try:
+            accepted = self.containers[container].submission.accept(ALICE, request, key)
+        except (Killed, BackburnerError):
+            return None
+        must(accepted.job.job_id == job_id, "one key, one job")
+        must(job_id in self.store.rows, "202 only after the row is durable")
+        run.accepted = True
+        return job_id
+
+    def cancel(self, job_id: str, *, container: int = 0) -> None:
+        """The client cancels."""
+        try:
+            row = self.containers[container].submission.cancel(ALICE, job_id)
+        except (Killed, BackburnerError):
+            return
+        must(row.status is JobStatus.CANCELLED, "a cancellation that was confirmed has happened")
+        self.runs[job_id].cancelled = True
+
+    def deliver(self, message: Message, *, container: int = 0, seconds_left: float = 290.0) -> None:
+        """SQS delivers a message to a worker: gone if answered, back after its visibility timeout if not."""
+        message.receives += 1
+        message.at = self.time + VISIBILITY_MS
+        try:
+            self.containers[container].execution.run(message.hint, lambda: seconds_left)
+        except (Killed, PortUnavailable):
+            if message.receives >= RECEIVES_MAX and message in self.queue.messages:
+                self.queue.messages.remove(message)
+                self.letters.redrive_policy_moves(message.hint)
+            return
+        if message in self.queue.messages:
+            self.queue.messages.remove(message)
+
+    def repair(self, *, container: int = 0) -> None:
+        """The schedule fires."""
+        with suppress(Killed, PortUnavailable):
+            self.containers[container].repair.run_once()
+
+    def tell(self, *, container: int = 0, double: bool = False) -> None:
+        """The notifications queue delivers what is ready."""
+        ready = [entry for entry in self.notices.sent if entry[0] <= self.time]
+        self.notices.sent = [entry for entry in self.notices.sent if entry[0] > self.time]
+        for at, job_id, target in ready * (2 if double else 1):
+            try:
+                self.containers[container].delivery.deliver(job_id, target)
+            except (Killed, PortUnavailable):
+                self.notices.sent.append((at + 60_000, job_id, target))
+
+    def tell_again(self, job_id: str, *, container: int) -> None:
+        """A second message for the same target arrives while it is being told."""
+        with suppress(Killed, PortUnavailable):
+            self.containers[container].delivery.deliver(job_id, self.targets[0])
+
+    def redrive(self) -> None:
+        """An operator moves all explained letters back to the lane; the console may do so twice."""
+        for letter in [letter for letter in self.letters.letters if letter.hint is not None]:
+            if self.random_.random() < 0.7:
+                self.letters.remove(letter)
+            self.redriven += 1
+            self.queue.messages.append(Message(letter.hint or Hint("-"), self.time))
+
+    def think(self, container: int, job_id: str) -> None:
+        """The provider thinks: time passes, the keeper keeps the leases, and others act."""
+        if self.thinking is not None and not self.fate.asleep:
+            self.thinking(container, job_id)
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Time passes; the keepers of all containers at work renew their leases, but for the frozen ones."""
+        end = self.time + milliseconds
+        while self.time < end:
+            self.time = min(end, self.time + RENEW_MS // 2)
+            for container in set(self.keeping):
+                self.containers[container].leases.tick()
+
+    @contextmanager
+    def at_work(self, container: int, *, frozen: bool = False) -> Iterator[None]:
+        """The container is inside a provider call; a frozen one renews nothing meanwhile."""
+        self.frozen = self.frozen or frozen
+        if not frozen:
+            self.keeping.append(container)
+        try:
+            yield
+        finally:
+            if not frozen:
+                self.keeping.remove(container)
+
+    def outcome(self, job_id: str) -> str | JobFailed:
+        """What the provider says."""
+        return self.outcomes(job_id) if self.outcomes is not None else "an answer"
+
+    # ── Invariants ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_transition(self, before: Job, after: Job) -> None:
+        """A row moves along the documented arrows only."""
+        run = self.runs[before.job_id]
+        must(after.claims in (before.claims, before.claims + 1), "the fencing token rises one by one")
+        must(after.log[: len(before.log)] == before.log, "the receipt is only added to")
+        if before.status.is_final:
+            if after.status is before.status:
+                must((after.result, after.error) == (before.result, before.error), "a final outcome never changes")
+            else:
+                revived = before.status is JobStatus.FAILED and after.status is JobStatus.PROCESSING
+                must(revived and after.claims == before.claims + 1, "a final status never changes")
+                must(self.redriven > 0, "only a redrive revives a dead job")
+                self.runs[before.job_id] = Run(accepted=run.accepted)
+        if after.status is JobStatus.COMPLETED and before.status is not JobStatus.COMPLETED:
+            text = after.result.text if after.result is not None else ""
+            mine = [answer for answer in run.answers if answer in (text or "")]
+            must(len(mine) == 1, "the answer is one that this run was given")
+            must(mine[0].split()[-2] == str(before.claims), "only who holds the job finishes it")
+        if after.claims > before.claims and before.status is JobStatus.PROCESSING:
+            must((before.due_at or 0) <= self.time + SKEW_MS_MAX, "a live lease is not taken over")
+        must(after.attempts <= self.attempts_max, "attempts stay within their bound")
+        if not after.status.is_final or after.pending:
+            must(after.due_at is not None, "an unfinished row says when somebody must look again")
+
+    def check_call(self, job_id: str, row: Job | None) -> None:
+        """A provider call is paid for only when it may be."""
+        run = self.runs[job_id]
+        must(row is not None and run.calls < row.attempts, "calls <= attempts")
+        must(row is not None and row.status is JobStatus.PROCESSING, "only a job in processing is called for")
+        if row is not None:
+            must(row.available_at <= self.time + SKEW_MS_MAX, "no call before the provider's retry-after")
+            must(row.deadline_at > (row.claimed_at or 0), "no attempt begins after the deadline")
+
+    def heal_and_settle(self) -> None:
+        """No more misfortune, time enough: everything must come to its end."""
+        self.fate.asleep = True
+        for _ in range(40):
+            for message in self.queue.ready():
+                self.deliver(message)
+            self.tell()
+            self.repair()
+            if not self.queue.messages and not self.notices.sent and not list(self.store.due(2**62, 1)):
+                break
+            self.time += max(60_000, LEASE_MS + SKEW_MS_MAX)
+            if not self.queue.ready() and not list(self.store.due(self.time, 1)):
+                self.time += 900_000
+
+    def check_end(self) -> None:
+        """Everything accepted has ended, was told of, and nothing is left to do."""
+        must(list(self.store.due(2**62, 1)) == [], "nothing stays due once the repairer has run")
+        must(all(letter.reason != "unknown_job" for letter in self.letters.letters), "a hint follows its row")
+        must(not self.letters.unexplained(1), "no dead letter stays without its reason")
+        for job_id, run in self.runs.items():
+            row = self.store.rows.get(job_id)
+            if row is None:
+                must(not run.accepted, "an accepted job is not lost")
+                continue
+            must(row.status.is_final, f"every stored job reaches a final status, not {row.status}")
+            must(not run.cancelled or row.status is JobStatus.CANCELLED, "a confirmed cancellation stays")
+            lost = bool(self.fate.struck) or self.frozen
+            must(
+                len(run.answers) <= 1 or lost, "an answer is paid for twice only if a strike or a freeze lost the first"
+            )
+            buried = [letter for letter in self.letters.letters if letter.hint and letter.hint.job_id == job_id]
+            dead = row.status is JobStatus.FAILED and any(n.target == DEAD_LETTER for n in row.outbox)
+            must(not dead or any(b.hint and b.hint.died == row.claims for b in buried), "a dead job has its letter")
+            if row.status is JobStatus.FAILED and row.error is not None and not dead:
+                must(row.error.code not in DEAD_CODES, "a dead job is an operator's business")
+            if self.targets:
+                times = self.told[(job_id, row.claims, row.status)]
+                must(times >= 1, "every target of a final job is told")
+                must(times == 1 or self._window(), "a target is told twice only if telling or noting was cut off")
+
+    def _window(self) -> bool:
+        """Whether misfortune fell into the documented window: between the telling of a target and the note of it."""
+        return any(
+            name in ("channel.tell", "store.update", "store.get", "notices.send") for _, name, _ in self.fate.struck
+        )
+
+
+OUTCOMES: tuple[Callable[[], str | JobFailed], ...] = (
+    lambda: "an answer",
+    lambda: "an answer",
+    lambda: "an answer",
+    Overloaded,
+    lambda: RateLimited(retry_after_seconds=45),
+    lambda: RateLimited(retry_after_seconds=1_500),
+    ProviderRefusedRequest,
+)
