@@ -109,21 +109,36 @@ def test_a_passed_deadline_is_noticed_without_a_hint() -> None:
     assert house.job(job.job_id).status is JobStatus.EXPIRED
 
 
-def test_a_hint_that_the_redrive_policy_buried_ends_its_job_as_failed() -> None:
-    """Code that cannot even answer: the row fails, and one letter with its reason takes the place of the hint."""
+def test_hints_that_the_redrive_policy_buries_end_their_job_as_failed() -> None:
+    """Code that cannot even answer: after as many dead hints as attempts, the row fails and its letter says why."""
+    house = House()
+    job = house.accept()
+    for _ in range(3):
+        house.hints.sent.clear()
+        assert house.job(job.job_id).status is JobStatus.QUEUED
+        house.dead_letters.redrive_policy_moves(Hint(job.job_id))
+        house.repair.run_once()
+    row = house.job(job.job_id)
+    assert row.status is JobStatus.FAILED
+    assert row.error is not None
+    assert (row.error.code, row.attempts) == ("undeliverable", 0)
+    (letter,) = house.dead_letters.letters
+    assert (letter.reason, letter.hint) == ("undeliverable", Hint(job.job_id, died=0))
+    house.run(letter.hint)
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
+def test_sqs_07_a_hint_that_died_for_lack_of_capacity_does_not_fail_its_job() -> None:
+    """Throttled receives count as receives; the job gets another hint at once and its letter is gone."""
     house = House()
     job = house.accept()
     house.hints.sent.clear()
     house.dead_letters.redrive_policy_moves(Hint(job.job_id))
     house.repair.run_once()
+    assert house.dead_letters.letters == []
+    house.work()
     row = house.job(job.job_id)
-    assert row.status is JobStatus.FAILED
-    assert row.error is not None
-    assert row.error.code == "undeliverable"
-    (letter,) = house.dead_letters.letters
-    assert (letter.reason, letter.hint) == ("undeliverable", Hint(job.job_id, died=0))
-    house.run(letter.hint)
-    assert house.job(job.job_id).status is JobStatus.COMPLETED
+    assert (row.status, row.attempts) == (JobStatus.COMPLETED, 1)
 
 
 def test_a_buried_straggler_of_a_living_or_finished_job_is_removed() -> None:

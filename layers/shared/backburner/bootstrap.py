@@ -62,7 +62,8 @@ def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
     from backburner.lifecycle import Lifecycle
     from backburner.observability import Logbook
 
-    seconds, tries = (5.0, 5) if patient else (2.0, 3)
+    # Patient is 9 s a call, so that a call that hangs does not let the leases of a batch (30 s) lapse.
+    seconds, tries = (2.0, 3) if patient else (1.5, 2)
     sqs = client("sqs", connect_seconds=1, read_seconds=seconds, tries=tries)
     dynamodb = client("dynamodb", connect_seconds=1, read_seconds=seconds, tries=tries)
     return Lifecycle(
@@ -86,7 +87,7 @@ def _payloads(settings: Common) -> Any:
     def s3() -> Any:
         from backburner.adapters.aws import client
 
-        return client("s3", connect_seconds=1, read_seconds=10, tries=3)
+        return client("s3", connect_seconds=1, read_seconds=5, tries=2)
 
     return PayloadsBucket(s3, settings.payloads_bucket)
 
@@ -119,7 +120,7 @@ def _endpoint(build: Callable[..., Handler]) -> Handler:
 
     settings = EndpointSettings.from_environment(os.environ)
     submission = _submission(settings)
-    clients = ClientsTable(client("dynamodb", connect_seconds=1, read_seconds=2, tries=3), settings.clients_table)
+    clients = ClientsTable(client("dynamodb", connect_seconds=1, read_seconds=1.5, tries=2), settings.clients_table)
     return build(submission, Doorkeeper(clients), Logbook())
 
 

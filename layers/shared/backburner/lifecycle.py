@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backburner.errors import DeadlinePassed, JobFailed, PortUnavailable, WorkerLost
+from backburner.errors import DeadlinePassed, JobFailed, PortUnavailable, Undeliverable, WorkerLost
 from backburner.models import (
     DEAD_LETTER,
     Attempt,
@@ -255,6 +255,26 @@ class Lifecycle:
             error=WorkerLost().failure(),
             attempt=lost,
         )
+
+    def undelivered(self, job: Job) -> None:
+        """A hint of this queued job was received three times and never answered, so the queue gave it up.
+
+        A lack of capacity looks the same as code that cannot start, and waiting is not failing: the job gets another
+        hint, as many as it has attempts, and fails only when none was ever answered. Raises Conflict.
+        """
+        now = self.clock.now()
+        gone = Attempt(job.attempts, Undeliverable.code, began_at=job.created_at, ended_at=now)
+        died = sum(line.outcome == Undeliverable.code for line in job.log)
+        if died + 1 >= self.attempts_max:
+            self.fail(job, Undeliverable(), gone)
+            return
+        row = self.store.update(
+            job.job_id,
+            Guard(_QUEUED, claims=job.claims, due_at=job.due_at),
+            due_at=min(max(now, job.available_at) + PATIENCE_MS, job.deadline_at),
+            append_log=(gone,),
+        )
+        self._hint_or_leave_due(row, alone=False)
 
     # ── Hints ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,9 +5,10 @@ Small, idempotent, and safe to run twice at once: every step is a conditional wr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from backburner.errors import PortUnavailable, Undeliverable
+from backburner.errors import PortUnavailable
 from backburner.lifecycle import Lifecycle
 from backburner.models import Job, JobStatus, Lane
 from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
@@ -75,10 +76,11 @@ class Repair:
             self.lifecycle.reannounce(job)
 
     def _explain(self, job_id: str) -> None:
-        """A hint died in the queue: no worker could answer it three times over. End the job, unless it lives.
+        """A hint died in the queue. Its job, if it still waits, has to be dealt with.
 
         A job being worked on has its lease to guard it; one that has ended has been told of.
         """
         job = self.store.get(job_id)
         if job is not None and job.status is JobStatus.QUEUED and not job.has_expired(self.clock.now()):
-            self.lifecycle.fail(job, Undeliverable(), None)
+            with suppress(Conflict):  # somebody else moved it on
+                self.lifecycle.undelivered(job)

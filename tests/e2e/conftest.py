@@ -1,0 +1,142 @@
+"""The deployed stack, as its clients and operators see it: HTTP and the AWS API; and the fake provider's controls."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx2
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack under test."""
+
+    api_url: str
+    api_key: str
+    endpoint_url: str
+    region: str
+    outputs: dict[str, str]
+
+    def aws(self, service: str) -> Any:
+        """An AWS client with the operator's rights."""
+        factory: Any = boto3.client
+        return factory(
+            service,
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+
+    def submit(self, *, key: str | None = None, status: int = 202, **fields: Any) -> dict[str, Any]:
+        """POST /jobs; the reply's body."""
+        headers = {"Idempotency-Key": key} if key else {}
+        reply = self.http().post("/jobs", json=fields, headers=headers)
+        assert reply.status_code == status, reply.text
+        return reply.json()  # type: ignore[no-any-return]
+
+    def http(self) -> httpx2.Client:
+        """A client with the stack's key."""
+        return httpx2.Client(
+            base_url=self.api_url, headers={"Authorization": f"Bearer {self.api_key}"}, timeout=30, trust_env=False
+        )
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """GET /jobs/{id}."""
+        reply = self.http().get(f"/jobs/{job_id}")
+        assert reply.status_code == 200, reply.text
+        return reply.json()  # type: ignore[no-any-return]
+
+    def ended(self, job_id: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
+        """The job once it has ended."""
+
+        def job() -> dict[str, Any] | None:
+            found = self.job(job_id)
+            return None if found["status"] in ("queued", "processing") else found
+
+        return until(job, seconds, lambda: f"{job_id} has not ended: {self.job(job_id)}")
+
+    def repair(self) -> None:
+        """Let the repairer run now, as the schedule would within a minute."""
+        reply = self.aws("lambda").invoke(FunctionName=self.outputs["RepairFunctionName"], Payload=b"{}")
+        assert "FunctionError" not in reply, reply["Payload"].read()
+
+    def dead_letters(self, job_id: str | None = None) -> list[dict[str, Any]]:
+        """The letters in the dead-letter queue, of one job or all; they stay there."""
+        sqs, found = self.aws("sqs"), {}
+        for _ in range(5):
+            reply = sqs.receive_message(
+                QueueUrl=self.outputs["DeadLetterQueueUrl"],
+                MaxNumberOfMessages=10,
+                VisibilityTimeout=0,
+                MessageAttributeNames=["All"],
+            )
+            for message in reply.get("Messages", []):
+                if job_id is None or job_id in message["Body"]:
+                    found[message["MessageId"]] = message
+        return list(found.values())
+
+
+def until[T](look: Callable[[], T | None], seconds: float, say: Callable[[], str]) -> T:
+    """Look until there is something to see."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(say())
+
+
+@dataclass(frozen=True)
+class Fake:
+    """The fake provider's controls. Each test marks its prompts, so that tests do not disturb each other."""
+
+    address: str
+
+    def script(self, match: str, *steps: dict[str, Any]) -> None:
+        """What calls whose prompt holds `match` get, one after the other."""
+        reply = httpx2.post(
+            f"{self.address}/_control/scripts", json={"match": match, "steps": list(steps)}, trust_env=False
+        )
+        assert reply.status_code < 300, reply.text
+
+    def calls(self, match: str) -> list[dict[str, Any]]:
+        """The calls whose prompt holds `match`."""
+        ledger = httpx2.get(f"{self.address}/_control/ledger", trust_env=False).json()
+        return [call for call in ledger if match in json.dumps(call)]
+
+
+@pytest.fixture(scope="session")
+def stack() -> Stack:
+    """The stack that `make e2e` deployed."""
+    path = os.environ.get("BACKBURNER_STACK_FILE")
+    if path is None:
+        pytest.skip("run by make e2e")
+    described = json.loads(Path(path).read_text())
+    return Stack(**{name: described[name] for name in ("api_url", "api_key", "endpoint_url", "region", "outputs")})
+
+
+@pytest.fixture(scope="session")
+def fake() -> Fake:
+    """The fake provider behind the stack."""
+    return Fake(os.environ["BACKBURNER_FAKE_PROVIDER"])
+
+
+@pytest.fixture
+def mark() -> str:
+    """A word that no other test's prompt holds."""
+    return f"mark-{uuid.uuid4().hex}"
