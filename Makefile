@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants layers build lock clean
+.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants bench-accept layers build lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,9 +72,14 @@ simulate: ready ## run the core under every misfortune (SEEDS=100000 for more, R
 simulate-mutants: ready ## break the core on purpose, one way at a time, and see each break caught
 	@$(DEV)/python -m tests.simulation.mutants
 
+RATE ?= 20
+SECONDS ?= 15
+bench-accept: ready ## measure how fast the running local stack accepts jobs (RATE=20 SECONDS=15)
+	@$(DEV)/python -m bench.accept --rate $(RATE) --seconds $(SECONDS)
+
 # For the tests that look at what is shipped: both layers as the functions of this machine find them.
 layers: ready ## build both layers for this machine into .local/layers/
-	@for layer in Dependencies:dependencies Shared:shared; do \
+	@for layer in Dependencies:dependencies Providers:dependencies Shared:shared; do \
 		ARTIFACTS_DIR="$(CURDIR)/.local/layers/$${layer%%:*}Layer" BACKBURNER_ARCHITECTURE=$(HOST_ARCHITECTURE) \
 			$(MAKE) -C "layers/$${layer##*:}" "build-$${layer%%:*}Layer"; \
 	done

@@ -1,4 +1,7 @@
-"""Build the dependencies layer: install from the lock for the target, trim, compile. Standard library only.
+"""Build a layer of third-party packages: install from the lock for the target, trim, compile. Standard library only.
+
+There are two: `providers` has the LLM SDKs and what only they need, `dependencies` has the rest. The SDKs are nine
+tenths of all files, and only the worker needs them.
 
 A finished layer is kept in the cache under a name made of everything it depends on, so that an unchanged one is copied
 in a second. Wheels only and by hash: nothing is compiled or run here that the lock does not name.
@@ -34,6 +37,22 @@ SERVICES = {
     "sqs",
     "sts",
 }
+# The distributions of the providers layer; what a new version of an SDK needs besides lands in the other, and works.
+PROVIDERS = {
+    "anthropic",
+    "anyio",
+    "docstring-parser",
+    "h11",
+    "httpcore2",
+    "httpx2",
+    "idna",
+    "jiter",
+    "openai",
+    "opentelemetry-api",
+    "sniffio",
+    "truststore",
+}
+PARTS = ("dependencies", "providers")
 # Of an installed package's description only this is read at run time (importlib.metadata), or owed (licences).
 METADATA_KEPT = {"METADATA", "entry_points.txt"}
 SOURCE_ONLY_SUFFIXES = {".pyi", ".pyx", ".pxd", ".c", ".h"}
@@ -88,12 +107,25 @@ def install(target: Path, architecture: str, uv: str | None) -> None:
     subprocess.run([*command, "--requirement", str(LOCK)], check=True, stdin=subprocess.DEVNULL)
 
 
+def keep_part(target: Path, part: str) -> None:
+    """Remove the distributions that belong to the other layer, by their own lists of files (PEP 376)."""
+    for info in list(target.glob("*.dist-info")):
+        distribution = info.name.partition("-")[0].lower().replace("_", "-")
+        if (distribution in PROVIDERS) == (part == "providers"):
+            continue
+        for line in (info / "RECORD").read_text().splitlines():
+            (target / line.split(",")[0].strip('"')).unlink(missing_ok=True)
+    for folder in sorted((path for path in target.rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def trim(target: Path) -> None:
     """Remove what no function reads: it costs download and unpacking at each cold start."""
     shutil.rmtree(target / "bin", ignore_errors=True)
     (target / ".lock").unlink(missing_ok=True)
     for data in (target / "botocore" / "data", target / "boto3" / "data"):
-        for folder in data.iterdir():
+        for folder in data.iterdir() if data.is_dir() else ():
             if folder.is_dir() and folder.name not in SERVICES:
                 shutil.rmtree(folder)
     for info in target.glob("*.dist-info"):
@@ -120,7 +152,8 @@ def mebibytes(folder: Path) -> float:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Build the dependencies layer.")
+    parser = argparse.ArgumentParser(description="Build a layer of third-party packages.")
+    parser.add_argument("--part", choices=PARTS, required=True, help="which of the two")
     parser.add_argument("--clone", type=Path, required=True, help="root of the repository")
     parser.add_argument("--output", type=Path, required=True, help="the layer's python folder")
     arguments = parser.parse_args()
@@ -132,12 +165,12 @@ def main() -> int:
     python = find_python()
     if python is None:
         print(
-            f"dependencies layer: no Python {PYTHON_VERSION} found, so without byte code: functions will start about a"
-            " second slower. Run `make setup`, or name one in BACKBURNER_PYTHON.",
+            f"{arguments.part} layer: no Python {PYTHON_VERSION} found, so without byte code: functions will"
+            " start about a second slower. Run `make setup`, or name one in BACKBURNER_PYTHON.",
             file=sys.stderr,
         )
     key = hashlib.sha256(LOCK.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]
-    name = f"dependencies-{architecture}-{key}-{'compiled' if python else 'source'}"
+    name = f"{arguments.part}-{architecture}-{key}-{'compiled' if python else 'source'}"
     default_cache = arguments.clone / ".local" / "cache" / "layers"
     cache = Path(os.environ.get("BACKBURNER_CACHE") or default_cache)
     cache.mkdir(parents=True, exist_ok=True)
@@ -146,6 +179,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             layer = Path(scratch) / "layer"
             install(layer, architecture, find_uv(arguments.clone))
+            keep_part(layer, arguments.part)
             trim(layer)
             if python:
                 compile_all(layer, python)
@@ -155,7 +189,7 @@ def main() -> int:
                 if not finished.is_dir():  # else: a build beside this one was first
                     raise
     shutil.copytree(finished, arguments.output, dirs_exist_ok=True)
-    print(f"dependencies layer: {architecture}, {mebibytes(arguments.output):.0f} MiB", file=sys.stderr)
+    print(f"{arguments.part} layer: {architecture}, {mebibytes(arguments.output):.0f} MiB", file=sys.stderr)
     return 0
 
 

@@ -81,6 +81,7 @@ class House:
             catalogue=MemoryCatalogue(),
             clock=self.clock,
             chance=self.chance,
+            journal=self.journal,
             default_model="m-1",
             lanes=frozenset(Lane),
         )

@@ -82,7 +82,7 @@ ALARM = "Resources.DeadLetterDepthAlarm.Properties.{}".format
         (put(ALARM("Threshold"), 2), "first message"),
         (put(ALARM("ComparisonOperator"), "GreaterThanThreshold"), "first message"),
         (put(ALARM("ComparisonOperator"), "LessThanThreshold"), "above its threshold"),
-        (put(ALARM("EvaluationPeriods"), 5), "one period"),
+        (put(ALARM("DatapointsToAlarm"), 3), "one period"),
         (put(ALARM("TreatMissingData"), "breaching"), "missing data"),
         (drop(ALARM("TreatMissingData")), "missing data"),
         (drop(ALARM("AlarmActions")), "no topic"),

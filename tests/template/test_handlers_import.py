@@ -1,7 +1,7 @@
 """Every handler imports with the built layers alone, and brings in only its own part of the house.
 
 The emulator lends functions its own packages, so a module missing from the layers would first be missed on AWS. Here
-a bare interpreter gets the standard library, the function's folder, the two layers and the template's variables.
+a bare interpreter gets the standard library, the function's folder, its layers and the template's variables.
 """
 
 import fcntl
@@ -18,7 +18,11 @@ import pytest
 from local.state import LAYER_CACHE, build_architecture
 from tests.template.resolved import REGION, ROOT, code_folder, environment, functions, shipped
 
-LAYERS = {"DependenciesLayer": "layers/dependencies", "SharedLayer": "layers/shared"}
+LAYERS = {
+    "DependenciesLayer": "layers/dependencies",
+    "SharedLayer": "layers/shared",
+    "ProvidersLayer": "layers/dependencies",
+}
 SDKS = {"openai", "anthropic", "slack_sdk"}
 HEAVY = {*SDKS, "httpx2", "boto3.s3"}
 """What takes long to import and only some jobs need; the last is what making an S3 client imports."""
@@ -47,7 +51,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="session")
 def layers(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> list[Path]:
-    """The python folders of both layers, built as `sam build` does it; once for all of pytest's processes."""
+    """The python folders of all layers, built as `sam build` does it; once for all of pytest's processes."""
     own = tmp_path_factory.getbasetemp()
     base = own if worker_id == "master" else own.parent
     with (base / "layers.lock").open("w") as lock:
@@ -94,10 +98,13 @@ def handler(request: pytest.FixtureRequest, layers: list[Path], tmp_path_factory
     """For each function of the template: its folder's name, and what importing its handler brought about."""
     template = shipped()
     folder = code_folder(template, request.param)
+    references = [layer["Ref"] for layer in functions(template)[request.param]["Layers"]]
+    own = [path for name, path in zip(LAYERS, layers, strict=True) if any(ref.startswith(name) for ref in references)]
+    assert len(own) == len(references)
     module, _, attribute = functions(template)[request.param]["Handler"].partition(".")
     assert attribute == "handler"
     variables = environment(template, request.param)
-    return folder, probe(module, [folder, *layers], tmp_path_factory.mktemp("home"), variables)
+    return folder, probe(module, [folder, *own], tmp_path_factory.mktemp("home"), variables)
 
 
 def test_every_handler_imports_with_nothing_but_the_layers(handler: Any, layers: list[Path]) -> None:

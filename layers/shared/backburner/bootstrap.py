@@ -104,6 +104,7 @@ def _submission(settings: EndpointSettings) -> Submission:
         catalogue=PriceList.load(settings.extra_models),
         clock=lifecycle.clock,
         chance=lifecycle.chance,
+        journal=lifecycle.journal,
         default_model=settings.default_model,
         lanes=frozenset({Lane.STANDARD}),
         deadline_seconds=settings.default_deadline_seconds,

@@ -17,7 +17,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import Client, Job, JobRequest, JobStatus, Lane, Payload, canonical_json, fingerprint
-from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, PayloadStore
+from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, Journal, PayloadStore
 
 INLINE_BYTES_MAX = 100_000
 """A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
@@ -49,6 +49,7 @@ class Submission:
     catalogue: Catalogue
     clock: Clock
     chance: Chance
+    journal: Journal
     default_model: str
     lanes: frozenset[Lane]
     deadline_seconds: int = 86_400
@@ -73,12 +74,14 @@ class Submission:
         standing = self.store.add(new, self.clock.now())
         if standing is None or standing.owner == new.owner:  # the latter: only the reply to the first try was lost
             self.lifecycle.hint(new)
+            self.journal.note("job_accepted", job_id=new.job_id, client_id=client.client_id, lane=new.lane)
             return Accepted(new, replayed=False)
         if standing.fingerprint != new.fingerprint:
             raise IdempotencyConflict
         if standing.status is JobStatus.QUEUED and standing.due_at is not None and standing.due_at <= new.created_at:
             with suppress(Conflict):  # another replay or a worker was faster
                 self.lifecycle.resend(standing)  # its hint is known to be missing, or long unanswered
+        self.journal.note("job_replayed", job_id=new.job_id, client_id=client.client_id, status=standing.status)
         return Accepted(standing, replayed=True)
 
     def find(self, client: Client, job_id: str) -> Job:

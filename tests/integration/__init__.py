@@ -1,0 +1,1 @@
+"""Adapters, handlers and providers against services that behave as the real ones do."""

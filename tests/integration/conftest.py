@@ -1,0 +1,72 @@
+"""moto as the AWS, furnished from template.yaml once for all tests and emptied after each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from tests.fakes.provider import Config, FakeProvider
+from tests.integration.deployed import CREDENTIALS, Deployed, deploy, resources
+
+FOREIGN = ("AWS_", "OPENAI_", "ANTHROPIC_")
+"""What a developer's shell may hold and no test may use."""
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[FakeProvider]:
+    with FakeProvider() as running:
+        yield running
+
+
+@pytest.fixture
+def provider(_server: FakeProvider) -> Iterator[FakeProvider]:
+    """A fake provider on loopback that has heard nothing yet."""
+    _server.config = Config()
+    yield _server
+    _server.reset()
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[None]:
+    """An AWS account that nothing real can be reached from."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+            patch.delenv(name)
+        for name, value in {**CREDENTIALS, "MOTO_SQS_ENFORCE_STRICT_QUEUE_PURGE_BEHAVIOUR": "false"}.items():
+            patch.setenv(name, value)
+        with mock_aws():
+            yield
+
+
+@pytest.fixture(scope="session")
+def _stack(aws: None, _server: FakeProvider) -> Deployed:
+    """The template with its providers at the fake one, so that the road there is the template's own."""
+    return deploy(OpenAIBaseUrl=f"{_server.base_url}/v1", AnthropicBaseUrl=_server.base_url)
+
+
+@pytest.fixture
+def deployed(_stack: Deployed) -> Iterator[Deployed]:
+    """The template's storage and queues, empty."""
+    yield _stack
+    empty(_stack)
+
+
+def empty(stack: Deployed) -> None:
+    """Remove every row, object and message."""
+    tables: Any = boto3.resource("dynamodb")
+    for name, body in resources("AWS::DynamoDB::Table").items():
+        table = tables.Table(stack.names[name])
+        [key] = [key["AttributeName"] for key in body["Properties"]["KeySchema"]]
+        rows = table.scan(ProjectionExpression="#k", ExpressionAttributeNames={"#k": key})["Items"]
+        with table.batch_writer() as writer:
+            for row in rows:
+                writer.delete_item(Key=row)
+    for name in resources("AWS::SQS::Queue"):
+        boto3.client("sqs").purge_queue(QueueUrl=stack.names[name])
+    for name in resources("AWS::S3::Bucket"):
+        boto3.resource("s3").Bucket(stack.names[name]).objects.all().delete()

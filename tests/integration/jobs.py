@@ -1,0 +1,98 @@
+"""Jobs for tests of stores: a plain one, and any at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from backburner.models import (
+    Attempt,
+    Failure,
+    Job,
+    JobStatus,
+    Lane,
+    Notice,
+    NoticeStatus,
+    Payload,
+    Usage,
+)
+
+NOW = 1_800_000_000_000
+
+
+def a_job(**changes: Any) -> Job:
+    """A queued job with every instant in its natural order."""
+    job = Job(
+        job_id="job_1",
+        client_id="alice",
+        lane=Lane.STANDARD,
+        status=JobStatus.QUEUED,
+        fingerprint="f" * 64,
+        request=Payload('{"prompt":"Name a river."}'),
+        owner="o1",
+        created_at=NOW,
+        available_at=NOW,
+        deadline_at=NOW + 86_400_000,
+        deadline_seconds=86_400,
+        expires_at=NOW // 1000 + 15 * 86_400,
+        due_at=NOW + 60_000,
+    )
+    return replace(job, **changes)
+
+
+FULL = a_job(
+    job_id="job_full",
+    status=JobStatus.FAILED,
+    request=Payload(None, "requests/job_full/x"),
+    claims=7,
+    attempts=3,
+    claimed_at=NOW + 1,
+    finished_at=NOW + 2,
+    result=Payload('{"text":"Donau 🏞️"}'),
+    error=Failure("rate_limited", "Slow down. 慢", retryable=True),
+    log=(
+        Attempt(1, "rate_limited", NOW, NOW + 1),
+        Attempt(
+            2, "completed", NOW + 1, NOW + 2, provider="openai", model="m-1", request_id="req_1",
+            usage=Usage(10, 20, cached_tokens=5, cache_write_tokens=2, estimated=True), cost_micro_usd=2**60,
+        ),
+    ),
+    metadata='{"a":0.7,"n":9007199254740993,"e":"","z":null,"t":true}',
+    targets=("webhook", "slack"),
+    outbox=(
+        Notice("webhook", NoticeStatus.DELIVERED, tries=2, told_at=NOW + 3),
+        Notice("slack", NoticeStatus.PENDING, tries=1, lease_until=NOW + 4, last_error="timeout"),
+        Notice("dead_letter", NoticeStatus.GIVEN_UP),
+    ),
+)  # fmt: skip
+"""Every field has a value."""
+
+texts = st.text(max_size=30)
+names = st.text(min_size=1, max_size=20)
+instants = st.integers(0, 10**18)
+counts = st.integers(0, 10**12)
+usages = st.builds(Usage, counts, counts, counts, counts, st.booleans())
+failures = st.builds(Failure, texts, texts, st.booleans())
+attempts = st.builds(
+    Attempt, counts, texts, instants, instants, provider=st.none() | texts, model=st.none() | texts,
+    request_id=st.none() | texts, usage=st.none() | usages, cost_micro_usd=st.none() | counts,
+)  # fmt: skip
+notices = st.builds(
+    Notice, texts, st.sampled_from(NoticeStatus), counts, instants, told_at=st.none() | instants,
+    last_error=st.none() | texts,
+)  # fmt: skip
+payloads = st.builds(Payload, texts) | st.builds(Payload, st.none(), names)
+logs = st.lists(attempts, max_size=3).map(tuple)
+outboxes = st.lists(notices, max_size=3).map(tuple)
+
+jobs = st.builds(
+    Job, job_id=names, client_id=names, lane=st.sampled_from(Lane), status=st.sampled_from(JobStatus),
+    fingerprint=texts, request=payloads, owner=texts, created_at=instants, available_at=instants,
+    deadline_at=instants, deadline_seconds=counts, expires_at=instants, due_at=st.none() | instants,
+    schema_version=st.just(1), claims=counts, attempts=counts, claimed_at=st.none() | instants,
+    finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
+    metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
+)  # fmt: skip
+"""Any job that could stand in a row."""
