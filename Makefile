@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants bench-accept layers build lock clean
+.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-accept layers build lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ simulate: ready ## run the core under every misfortune (SEEDS=100000 for more, R
 
 simulate-mutants: ready ## break the core on purpose, one way at a time, and see each break caught
 	@$(DEV)/python -m tests.simulation.mutants
+
+chaos: ready ## kill workers at random on a local stack of its own, and count what was lost or paid for twice
+	@$(LOCAL) chaos $(ARGS)
 
 RATE ?= 20
 SECONDS ?= 15

@@ -1,4 +1,4 @@
-"""`python -m local`: the commands behind `make up`, `down`, `logs`, `status`, `demo` and `e2e`."""
+"""`python -m local`: the commands behind `make up`, `down`, `logs`, `status`, `demo`, `e2e` and `chaos`."""
 
 import signal
 import sys
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from local import demo as local_demo
-from local import e2e as local_e2e
-from local import emulator, model, processes
+from local import emulator, model, processes, trial
 from local import logs as local_logs
 from local import stack as local_stack
 from local.screen import LocalError, console, show_failure
@@ -66,7 +65,13 @@ def demo() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def e2e(context: typer.Context) -> None:
     """Run the end-to-end tests on a stack of their own; arguments go to pytest."""
-    raise typer.Exit(local_e2e.run(context.args))
+    raise typer.Exit(trial.end_to_end(context.args))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def chaos(context: typer.Context) -> None:
+    """Kill workers at random on a stack of its own, and count what was lost."""
+    raise typer.Exit(trial.chaos(context.args))
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -42,9 +42,9 @@ def environment(state: State, port: int) -> dict[str, str]:
         "MINISTACK_REGION": REGION,
         "GATEWAY_PORT": str(port),
         "LAMBDA_WARM_TTL_SECONDS": "3600",  # an idle function's process; a new one takes seconds to unpack its layers
-        # A little above a fresh account's 10. Beyond it calls are throttled, here as there; and a burst of new
-        # processes, each of which unpacks its layers, would keep this machine busy for minutes.
-        "LAMBDA_ACCOUNT_CONCURRENCY": "12",
+        # Beyond it calls are throttled, as at an account's limit: a burst of new processes, each of which unpacks
+        # its layers, would keep a small machine busy for minutes.
+        "LAMBDA_ACCOUNT_CONCURRENCY": "24",
         "IOT_MTLS_ENABLED": "0",  # opens a second port otherwise
         "S3_DATA_DIR": f"{scratch}/s3",
         "STATE_DIR": f"{scratch}/state",

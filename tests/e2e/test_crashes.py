@@ -5,30 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Fake, Stack, until
+from tests.fakes.emulated import worker_processes
 
 pytestmark = pytest.mark.e2e
 
 
 def _worker_processes(stack: Stack) -> list[int]:
-    """The emulator's processes that run the worker function of this stack."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        wanted = f"AWS_LAMBDA_FUNCTION_NAME={stack.outputs['WorkerFunctionName']}".encode()
-        mine = f"STANDARD_QUEUE_URL={stack.outputs['StandardQueueUrl']}".encode()
-        if wanted in environment and mine in environment:
-            found.append(int(entry.name))
-    return found
+    return worker_processes(stack.outputs["WorkerFunctionName"], stack.outputs["StandardQueueUrl"])
 
 
 def test_a_killed_workers_job_is_taken_over_within_90_seconds(stack: Stack, fake: Fake, mark: str) -> None:

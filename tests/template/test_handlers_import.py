@@ -124,7 +124,7 @@ def test_no_handler_brings_in_what_only_some_jobs_need(handler: Any) -> None:
 def test_a_handler_runs_on_the_byte_code_that_the_layers_ship(handler: Any) -> None:
     """Nothing from the layers is compiled at a cold start; only the function's own few lines are."""
     folder, report = handler
-    assert report["compiled"] == [str(folder / "app.py")]
+    assert set(report["compiled"]) <= {str(folder / "app.py")}  # which an earlier import may have compiled
 
 
 @pytest.mark.parametrize(("provider", "other"), [("openai", "anthropic"), ("anthropic", "openai")])

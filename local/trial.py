@@ -1,7 +1,7 @@
-"""Run tests/e2e against a stack of their own, with a fake provider that the real SDKs talk to. Always
-cleans up.
+"""A stack of its own with a fake provider that the real SDKs talk to, for tests and for breaking things.
 
-The stack lies in a state folder of its own and on free ports, so that it disturbs no running `make up`.
+It lies in a state folder of its own and on free ports, so that it disturbs no running `make up`, and is always taken
+down again.
 """
 
 import os
@@ -17,9 +17,21 @@ NAME = "provider"
 START_SECONDS_MAX = 30
 
 
-def run(pytest_arguments: Sequence[str]) -> int:
-    """Exit status of pytest."""
-    state = State(HOME / "e2e")
+def end_to_end(pytest_arguments: Sequence[str]) -> int:
+    """Exit status of tests/e2e."""
+    return run("e2e", ["-m", "pytest", "tests/e2e", "-m", "e2e", *pytest_arguments])
+
+
+def chaos(arguments: Sequence[str]) -> int:
+    """Exit status of bench/chaos.py: 1 if a job was lost or is stuck."""
+    # Eight calls at once, in as many processes as can be killed one by one.
+    os.environ.setdefault("BACKBURNER_PARAMETERS", "WorkerConcurrency=8")
+    return run("chaos", ["-m", "bench.chaos", *arguments])
+
+
+def run(name: str, python_arguments: Sequence[str]) -> int:
+    """Exit status of a Python program run beside a fresh stack, which it finds by BACKBURNER_STACK_FILE."""
+    state = State(HOME / name)
     stack.down(state)  # what an interrupted run may have left
     processes.stop(state, NAME)
     try:
@@ -47,9 +59,9 @@ def run(pytest_arguments: Sequence[str]) -> int:
             "BACKBURNER_STACK_FILE": str(state.stack_file),
             "BACKBURNER_FAKE_PROVIDER": address,
         }
-        command = [sys.executable, "-m", "pytest", "tests/e2e", "-m", "e2e", *pytest_arguments]
+        command = [sys.executable, *python_arguments]
         return subprocess.run(command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
     finally:
-        console.print("Taking the e2e stack down; its logs stay in .local/e2e/logs", style="dim")
+        console.print(f"Taking the {name} stack down; its logs stay in .local/{name}/logs", style="dim")
         stack.down(state)
         processes.stop(state, NAME)

@@ -1,0 +1,20 @@
+"""The local AWS's function processes, seen from outside: to be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def worker_processes(function_name: str, queue_url: str) -> list[int]:
+    """Ids of the processes that run this function for the stack with this queue."""
+    wanted = {f"AWS_LAMBDA_FUNCTION_NAME={function_name}".encode(), f"STANDARD_QUEUE_URL={queue_url}".encode()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:  # it has ended, or is not ours to look at
+                continue
+            if wanted <= set(environment):
+                found.append(int(entry.name))
+    return found
