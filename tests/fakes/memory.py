@@ -21,7 +21,7 @@ from backburner.models import (
     Question,
     Usage,
 )
-from backburner.ports import Conflict, Guard, Patch
+from backburner.ports import Conflict, Guard, Patch, cursor_after, position_of
 
 START: EpochMs = 1_800_000_000_000
 MODEL = ModelInfo(
@@ -142,9 +142,10 @@ class MemoryStore:
             key=lambda row: (row.created_at, row.job_id),
             reverse=True,
         )
-        start = int(cursor or 0)
-        page = mine[start : start + limit]
-        return page, str(start + limit) if len(mine) > start + limit else None
+        if cursor:
+            position = position_of(cursor)
+            mine = [row for row in mine if (row.created_at, row.job_id) < position]
+        return mine[:limit], cursor_after(mine[limit - 1]) if len(mine) > limit else None
 
 
 class MemoryPayloads:

@@ -460,6 +460,20 @@ def test_a_rare_status_is_found_in_few_round_trips(deployed: Deployed, monkeypat
     assert len(trips) <= 30
 
 
+def test_a_row_is_read_as_last_written(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto knows no other way of reading, so this looks at what is asked of DynamoDB."""
+    store: Any = _table(deployed).store
+    asked: dict[str, Any] = {}
+
+    def get_item(**arguments: Any) -> dict[str, Any]:
+        asked.update(arguments)
+        return {}
+
+    monkeypatch.setattr(store._client, "get_item", get_item)
+    store.get("job_1")
+    assert asked["ConsistentRead"] is True
+
+
 # ── DynamoDB alone ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

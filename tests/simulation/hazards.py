@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from backburner.errors import PortUnavailable
+from backburner.errors import ConnectionLost, PortUnavailable
 
 
 class Killed(BaseException):
@@ -78,6 +78,29 @@ class Fate:
         if hazard is Hazard.FAIL_AFTER:
             raise PortUnavailable("simulated")
         return result
+
+
+class FatedProvider:
+    """A provider under fate. Before its call the key may be out of reach; after it the answer may be lost."""
+
+    def __init__(self, provider: Any, fate: Fate) -> None:
+        self._provider = provider
+        self._fate = fate
+
+    def ask(self, question: Any, **arguments: Any) -> Any:
+        called = False
+
+        def call() -> Any:
+            nonlocal called
+            called = True
+            return self._provider.ask(question, **arguments)
+
+        try:
+            return self._fate.call("provider.ask", call)
+        except PortUnavailable as error:
+            if called:
+                raise ConnectionLost from error
+            raise
 
 
 class Fated:

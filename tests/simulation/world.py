@@ -33,12 +33,20 @@ from tests.fakes.memory import (
     MemoryPayloads,
     MemoryStore,
 )
-from tests.simulation.hazards import Fate, Fated, Killed
+from tests.simulation.hazards import Fate, Fated, FatedProvider, Killed
 
 VISIBILITY_MS = 1_800_000
 RECEIVES_MAX = 3
 SKEW_MS_MAX = 5_000
-DEAD_CODES = {"overloaded", "rate_limited", "worker_lost", "undeliverable", "interrupted", "internal_error"}
+DEAD_CODES = {
+    "overloaded",
+    "rate_limited",
+    "worker_lost",
+    "undeliverable",
+    "interrupted",
+    "internal_error",
+    "connection",
+}
 
 
 class Broken(BaseException):
@@ -185,7 +193,7 @@ class World:
 
     def _container(self, index: int, skew_ms: int, chance: FakeChance) -> House:
         clock: Any = SkewedClock(self, skew_ms)
-        provider: Any = Fated(Bills(self, index), "provider", self.fate)
+        provider: Any = FatedProvider(Bills(self, index), self.fate)
         return House(
             provider=provider,
             attempts_max=self.attempts_max,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -195,8 +196,16 @@ def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provid
 
     registry = {"openai": openai, "anthropic": anthropic}
 
-    @cache
+    lock = threading.Lock()  # a cold worker's first batch asks for it many times at once
+    made: dict[str, Provider] = {}
+
     def provider(name: str) -> Provider:
+        with lock:
+            if name not in made:
+                made[name] = make(name)
+            return made[name]
+
+    def make(name: str) -> Provider:
         entry = f"{name}_api_key"
         return registry[name](Account(name, lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused)))
 

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from backburner.errors import (
@@ -246,8 +246,9 @@ class Execution:
             answer = provider.ask(question, timeout_seconds=timeout, abandoned=lease.lost.is_set)
         except JobFailed as error:
             self._conclude(job, error, self._attempt(job, error.code, question, error))
-        except PortUnavailable:
-            raise
+        except PortUnavailable:  # the request or the key could not be read, so no call was made
+            with suppress(Conflict):
+                self.lifecycle.release(job)
         except Exception as error:  # noqa: BLE001  a fault of ours must not leave the job to its lease, nor run it for ever
             self.journal.note("job_faulted", job_id=job.job_id, error=type(error).__name__)
             self._conclude(job, InternalFault(), self._attempt(job, InternalFault.code, question))

@@ -34,7 +34,9 @@ from backburner.ports import Clients, Journal
 from backburner.submission import Submission
 
 BODY_BYTES_MAX = 5_000_000
-"""Of a request, and of a reply; Lambda's own limit is 6 MB for the event or reply that wraps it."""
+"""Of a request; Lambda's own limit is 6 MB for the event that wraps it."""
+REPLY_BYTES_MAX = 6_000_000
+"""Of a reply as Lambda sends it, in which the JSON of the body is wrapped in JSON once more; its limit is 6 MiB."""
 KEY_CHARACTERS_MAX = 200
 IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -87,10 +89,11 @@ def _constant(text: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
-        raise InvalidRequest("given twice", field=_shown(twice))
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise InvalidRequest("given twice", field=_shown(name))
+        fields[name] = value
     return fields
 
 
@@ -256,7 +259,7 @@ def job_document(job: Job, submission: Submission) -> str:
     )
     if job.result is not None:
         full = _dumps(document | {"result": json.loads(submission.text_of(job.result))})
-        if len(full.encode()) <= BODY_BYTES_MAX:
+        if len(_dumps(full).encode()) <= REPLY_BYTES_MAX:
             return full
         document["result_url"] = submission.link_to(job.result, LINK_SECONDS)
         document["result_note"] = (
@@ -323,14 +326,16 @@ def _resolver(journal: Journal) -> APIGatewayRestResolver:
     def nothing_here(_: NotFoundError) -> Response[str]:
         path = app.current_event.path or ""
         allowed = next((methods for pattern, methods in PATHS if pattern.fullmatch(path)), None)
-        return problem(NotFound()) if allowed is None else problem(MethodNotAllowed(), {"Allow": allowed})
+        if allowed is None or app.current_event.http_method in allowed:  # the latter: an id that no route would match
+            return problem(NotFound())
+        return problem(MethodNotAllowed(), {"Allow": ", ".join(allowed)})
 
     return app
 
 
 PATHS: Final = (
-    (re.compile(r"/jobs/?"), "GET, POST"),
-    (re.compile(r"/jobs/[^/]+/?"), "GET, DELETE"),
+    (re.compile(r"/jobs/?"), ("GET", "POST")),
+    (re.compile(r"/jobs/[^/]+/?"), ("GET", "DELETE")),
 )
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 

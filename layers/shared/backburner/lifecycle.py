@@ -38,6 +38,8 @@ PATIENCE_MS = 60_000
 PATIENCE_MS_MAX = 3_600_000
 DELAY_SECONDS_MAX = 900
 """SQS delays a message by no more."""
+RELEASE_MS = 15_000
+"""A job that could not even be tried waits once or twice this: storage or the secret is out of reach."""
 BACKOFF_SECONDS = 2.0
 BACKOFF_SECONDS_MAX = 300.0
 DEAD_SECONDS = 14 * 86_400
@@ -184,6 +186,24 @@ class Lifecycle:
         self.journal.note("job_put_back", job_id=job.job_id, code=error.code, wait_ms=wait_ms, attempt=job.attempts)
         self._hint_or_leave_due(row, alone=alone)
         return True
+
+    def release(self, job: Job) -> None:
+        """Queue the job again since nothing could be asked of the provider just now. Waiting costs no attempt.
+
+        Raises Conflict when the job is ours no more.
+        """
+        available_at = self.clock.now() + RELEASE_MS + round(self.chance.uniform(0, RELEASE_MS))
+        row = self.store.update(
+            job.job_id,
+            Guard(_PROCESSING, claims=job.claims),
+            status=JobStatus.QUEUED,
+            available_at=available_at,
+            due_at=min(available_at + PATIENCE_MS, job.deadline_at),
+            claimed_at=None,
+            add_attempts=-1,
+        )
+        self.journal.note("job_released", job_id=job.job_id)
+        self._hint_or_leave_due(row, alone=False)
 
     def backoff_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
         """Exponential backoff with full jitter, on top of what the provider asked for.

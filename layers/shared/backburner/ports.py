@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
+from backburner.errors import InvalidRequest
 from backburner.models import (
     Answer,
     Attempt,
@@ -22,6 +25,7 @@ from backburner.models import (
     Notice,
     Payload,
     Question,
+    canonical_json,
 )
 
 
@@ -68,6 +72,24 @@ class Patch(TypedDict, total=False):
     add_claims: int
     add_attempts: int
     append_log: tuple[Attempt, ...]
+
+
+def cursor_after(job: Job) -> str:
+    """Where a listing, newest first, goes on after this job."""
+    return base64.urlsafe_b64encode(canonical_json([job.created_at, job.job_id]).encode()).decode()
+
+
+def position_of(cursor: str) -> tuple[EpochMs, str]:
+    """The creation and id of the job that a cursor stands for. Raises InvalidRequest."""
+    try:
+        created_at, job_id = json.loads(base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True))
+        if type(created_at) is not int or not 0 <= created_at < 2**53:
+            raise ValueError("no instant")
+        if not isinstance(job_id, str) or not 0 < len(job_id) <= 128:
+            raise ValueError("no job id")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("not a cursor that a listing returned", field="cursor") from error
+    return created_at, job_id
 
 
 class JobStore(Protocol):

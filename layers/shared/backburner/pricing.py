@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -18,14 +18,14 @@ class CatalogueEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    provider: str
+    provider: Literal["openai", "anthropic"]
     context_tokens: Annotated[int, Field(ge=1)]
     output_tokens_max: Annotated[int, Field(ge=1)]
     input: Annotated[float, Field(ge=0)] = 0.0
     cached: Annotated[float, Field(ge=0)] = 0.0
     cache_write: Annotated[float, Field(ge=0)] = 0.0
     output: Annotated[float, Field(ge=0)] = 0.0
-    api: str = "responses"
+    api: Literal["responses", "chat"] = "responses"
 
 
 _ENTRIES = TypeAdapter(dict[str, CatalogueEntry])

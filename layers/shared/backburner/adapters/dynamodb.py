@@ -6,7 +6,6 @@ text, so that numbers come back as they were sent (DynamoDB's own numbers would 
 
 from __future__ import annotations
 
-import base64
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Final, Unpack
 from botocore.exceptions import ClientError
 
 from backburner.adapters.aws import translated
-from backburner.errors import InvalidRequest, PortUnavailable
+from backburner.errors import PortUnavailable
 from backburner.models import (
     Attempt,
     Client,
@@ -33,7 +32,7 @@ from backburner.models import (
     Usage,
     canonical_json,
 )
-from backburner.ports import Conflict, Guard, Patch
+from backburner.ports import Conflict, Guard, Patch, cursor_after, position_of
 
 type Item = dict[str, Any]
 
@@ -42,6 +41,8 @@ CLIENT_INDEX: Final = "by_client"
 DUE_SHARDS: Final = 8
 """The due index is spread over so many keys: one key takes 1,000 writes a second, a job causes about four."""
 
+KEYS_MAX = 100
+"""DynamoDB reads so many rows by key in one request."""
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
@@ -171,7 +172,9 @@ class _Expressions:
             parts.append(f"{name('deadline_at')} > {value(_number(guard.deadline_after))}")
         if guard.unexpired_at is not None:
             parts.append(f"{name('expires_at')} > {value(_number(guard.unexpired_at // 1000))}")
-        if guard.outbox is not None:
+        if guard.outbox is not None and not guard.outbox:
+            parts.append(f"attribute_not_exists({name('outbox')})")
+        elif guard.outbox is not None:
             parts.append(f"{name('outbox')} = {value({'S': _outbox_json(guard.outbox)})}")
         return " AND ".join(parts)
 
@@ -269,7 +272,7 @@ class JobsTable:
         """A page of the client's jobs, newest first; without their requests and results. Raises InvalidRequest."""
         start: Item | None = _cursor_key(cursor, client_id) if cursor else None
         found: list[Job] = []
-        while len(found) < limit:
+        while len(found) <= limit:  # one more than asked for tells whether another page follows
             with translated():
                 page = self._client.query(
                     TableName=self._table,
@@ -277,15 +280,15 @@ class JobsTable:
                     KeyConditionExpression="client_id = :client",
                     ExpressionAttributeValues={":client": {"S": client_id}},
                     ScanIndexForward=False,
-                    Limit=limit - len(found),
+                    Limit=limit + 1 if status is None else KEYS_MAX,  # a rare status is far between
                     **({"ExclusiveStartKey": start} if start else {}),
                 )
             jobs = self._rows([item["job_id"]["S"] for item in page["Items"]])
             found += [job for job in jobs if status in (None, job.status)]
             start = page.get("LastEvaluatedKey")
             if start is None:
-                return found, None
-        return found, _cursor(start) if start is not None else None
+                break
+        return found[:limit], cursor_after(found[limit - 1]) if len(found) > limit else None
 
     def _rows(self, job_ids: Sequence[str]) -> list[Job]:
         wanted = [name for name in Job.__dataclass_fields__ if name not in (*_LISTED, "schema_version")] + ["v"]
@@ -312,18 +315,8 @@ def _refused_item(error: PortUnavailable) -> Item:
     raise error
 
 
-def _cursor(key: Item) -> str:
-    text = canonical_json([int(key["created_at"]["N"]), key["job_id"]["S"]])
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
 def _cursor_key(cursor: str, client_id: str) -> Item:
-    try:
-        created_at, job_id = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
-        if not (type(created_at) is int and isinstance(job_id, str) and 0 < len(job_id) <= 128):
-            raise ValueError("not a position")
-    except ValueError as error:
-        raise InvalidRequest("not a cursor that a listing returned", field="cursor") from error
+    created_at, job_id = position_of(cursor)
     return {"client_id": {"S": client_id}, "created_at": _number(created_at), "job_id": {"S": job_id}}
 
 

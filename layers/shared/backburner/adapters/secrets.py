@@ -23,7 +23,7 @@ class ProviderSecret:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._keys: dict[str, str] | None = None
-        self._read_at = float("-inf")
+        self._refreshed_at = float("-inf")
 
     def get(self, name: str) -> str:
         """The key of that name, without white space around it; empty if there is none."""
@@ -36,14 +36,21 @@ class ProviderSecret:
         """Read the secret again, unless that was done just now; whether the key now differs from the refused one."""
         with self._lock:
             current = (self._keys or {}).get(name, "").strip()
-            if current == refused and self._monotonic() - self._read_at >= REFRESH_SECONDS_MIN:
+            if current == refused and self._monotonic() - self._refreshed_at >= REFRESH_SECONDS_MIN:
                 self._read()
+                self._refreshed_at = self._monotonic()
                 current = (self._keys or {}).get(name, "").strip()
             return current != refused
 
     def _read(self) -> None:
         with translated():
             text = self._client.get_secret_value(SecretId=self._arn)["SecretString"]
-        self._read_at = self._monotonic()
-        fields = json.loads(text)
-        self._keys = {name: value for name, value in fields.items() if isinstance(value, str)}
+        try:
+            fields = json.loads(text)
+        except ValueError:  # somebody pasted a key instead of the object; then there is no key of any name
+            fields = None
+        self._keys = (
+            {name: value for name, value in fields.items() if isinstance(value, str)}
+            if isinstance(fields, dict)
+            else {}
+        )

@@ -125,7 +125,7 @@ class DeadLetters:
                     found[message["MessageId"]] = _letter(message)
             if not messages:
                 break
-        return list(found.values())
+        return list(found.values())[:limit]
 
     def remove(self, letter: DeadLetter) -> None:
         """Delete a letter just received."""

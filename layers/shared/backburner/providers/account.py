@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backburner.errors import Authentication
+from backburner.errors import Authentication, PortUnavailable
 from backburner.models import Answer
 
 
@@ -23,9 +23,15 @@ class Account:
         try:
             return call(key)
         except Authentication:
-            if not self.refresh(key):
+            if not self._has_changed(key):
                 raise
             return call(self._usable())
+
+    def _has_changed(self, key: str) -> bool:
+        try:
+            return self.refresh(key)
+        except PortUnavailable:  # the refusal stands
+            return False
 
     def _usable(self) -> str:
         """The key. An SDK takes one with a space or an umlaut in it for a broken connection, so it is refused here."""

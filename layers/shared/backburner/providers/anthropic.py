@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from contextlib import suppress
 from typing import Any
 
 import anthropic
@@ -37,13 +37,9 @@ class Anthropic:
 
     def __init__(self, account: Account, base_url: str = "") -> None:
         self._account = account
-        self._base_url = base_url
-
-    @cached_property
-    def _client(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(
+        self._client = anthropic.Anthropic(
             api_key="set for each call",
-            base_url=self._base_url or None,
+            base_url=base_url or None,
             max_retries=0,  # one owner of retries: the job's attempts
             http_client=wire.http_client(),
         )
@@ -57,10 +53,10 @@ class Anthropic:
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
             try:
-                return call.run(client)
+                return call.run(client, watch)
             except JobFailed:
                 raise
-            except (anthropic.APIError, httpx2.HTTPError, ValueError) as error:
+            except (anthropic.APIError, httpx2.HTTPError, *faults.UNREADABLE) as error:
                 raise _translated(error, watch, call.usage_so_far(), call.request_id) from error
 
 
@@ -74,7 +70,7 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
         )
     if isinstance(error, anthropic.APITimeoutError | httpx2.TimeoutException):
         return ProviderTimeout(usage=usage, request_id=request_id)
-    return faults.broken(error, usage)
+    return faults.broken(error, usage, request_id)
 
 
 class _Call:
@@ -85,6 +81,7 @@ class _Call:
         self.parts: list[str] = []
         self.began = False
         self.exact = False
+        self.stop_reason: str | None = None
         self.counts: dict[str, int] = {}
         self.request_id: str | None = None
 
@@ -105,43 +102,54 @@ class _Call:
             cache_write_tokens=written,
         )
 
-    def run(self, client: anthropic.Anthropic) -> Answer:
-        """Make the call and read its stream to the final event."""
-        stop_reason: str | None = None
-        ended = False
+    def run(self, client: anthropic.Anthropic, watch: wire.Watch) -> Answer:
+        """Make the call and read its stream to the end."""
         with client.messages.create(**_arguments(self.question), stream=True) as stream:
             self.request_id = stream.response.headers.get("request-id")
             for event in stream:
-                if event.type == "message_start":
-                    self.began = True
-                    self._count(event.message.usage)
-                elif event.type == "content_block_delta" and event.delta.type == "text_delta":
-                    self.parts.append(event.delta.text)
-                elif event.type == "message_delta":
-                    stop_reason = event.delta.stop_reason
-                    self._count(event.usage)
-                    self.exact = True
-                elif event.type == "message_stop":
-                    ended = True
-        text = "".join(self.parts)
+                self._take(event)
+                if event.type == "message_stop":
+                    watch.wind_down()
+                    with suppress(anthropic.APIError, httpx2.HTTPError, *faults.UNREADABLE):
+                        for _ in stream:
+                            pass
+                    return self._ended()
+        early = "The provider's stream ended early."
+        raise ProviderFault(early, usage=self.usage_so_far(), request_id=self.request_id)
+
+    def _take(self, event: Any) -> None:
+        """Note what an event says."""
+        if event.type == "message_start":
+            self.began = True
+            self._count(event.message.usage)
+        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+            if not isinstance(event.delta.text, str):
+                raise TypeError("a piece of an answer is text")
+            self.parts.append(event.delta.text)
+        elif event.type == "message_delta":
+            self.stop_reason = event.delta.stop_reason
+            self._count(event.usage)
+            self.exact = {"input_tokens", "output_tokens"} <= set(self.counts)
+
+    def _ended(self) -> Answer:
+        """The answer, or the named outcome of one without text."""
+        text = faults.whole("".join(self.parts))
         about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
-        if not ended:
-            raise ProviderFault("The provider's stream ended early.", **about)
-        if stop_reason == "refusal":
+        if self.stop_reason == "refusal":
             raise Refused(**about)
         if not text.strip():
-            if stop_reason == "model_context_window_exceeded":
+            if self.stop_reason == "model_context_window_exceeded":
                 raise ContextLengthExceeded(**about)
             limit = "The token limit was reached before any text; raise max_tokens."
-            raise EmptyAnswer(limit if stop_reason == "max_tokens" else None, **about)
+            raise EmptyAnswer(limit if self.stop_reason == "max_tokens" else None, **about)
         usage = about["usage"] or Usage(estimated=True)
-        reason = _REASONS.get(stop_reason or "", "unknown")
+        reason = _REASONS.get(self.stop_reason or "", "unknown")
         return Answer(text, reason, self.question.model.name, NAME, usage, self.request_id)
 
     def _count(self, usage: Any) -> None:
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
-            value = getattr(usage, name, None)
-            if isinstance(value, int):
+            value = faults.counted(getattr(usage, name, None))
+            if value is not None:
                 self.counts[name] = value
 
 

@@ -131,19 +131,34 @@ def retry_after_seconds(headers: Mapping[str, str], now: float | None = None) ->
 
     None where there is no such header, or one that makes no sense.
     """
-    wait: float | None = None
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        text = headers.get(name)
-        if text is None or wait is not None:
-            continue
+        wait = _seconds(headers.get(name), now)
+        if wait is not None and 0 <= wait * unit <= RETRY_AFTER_SECONDS_MAX:
+            return wait * unit
+    return None
+
+
+def _seconds(text: str | None, now: float | None) -> float | None:
+    """A number, or an HTTP date as seconds from now."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
         try:
-            wait = float(text) * unit
-        except ValueError:
-            try:
-                wait = parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now)
-            except (ValueError, TypeError, OverflowError):
-                continue
-    return wait if wait is not None and 0 <= wait <= RETRY_AFTER_SECONDS_MAX else None
+            return parsedate_to_datetime(text).timestamp() - (time.time() if now is None else now)
+        except (ValueError, TypeError, OverflowError):
+            return None
+
+
+def whole(text: str) -> str:
+    """The text with split pairs of UTF-16 joined; half a pair that stays alone becomes U+FFFD, so it can be stored."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def counted(value: object) -> int | None:
+    """A count of tokens, or None for what is none: a compatible server may report anything."""
+    return value if type(value) is int and value >= 0 else None
 
 
 def estimated_usage(question: Question, text: str) -> Usage:
@@ -154,8 +169,12 @@ def estimated_usage(question: Question, text: str) -> Usage:
     )
 
 
-def broken(error: Exception, usage: Usage | None) -> JobFailed:
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
+"""What reading a reply of the wrong shape raises: the SDKs check no types."""
+
+
+def broken(error: Exception, usage: Usage | None, request_id: str | None) -> JobFailed:
     """The failure that a broken connection or an unreadable reply stands for."""
-    if isinstance(error, ValueError):
-        return ProviderFault("The provider's reply could not be read.", usage=usage)
-    return ConnectionLost(usage=usage)
+    if isinstance(error, UNREADABLE):
+        return ProviderFault("The provider's reply could not be read.", usage=usage, request_id=request_id)
+    return ConnectionLost(usage=usage, request_id=request_id)

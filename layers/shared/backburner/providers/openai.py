@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -35,13 +35,9 @@ class OpenAI:
 
     def __init__(self, account: Account, base_url: str = "") -> None:
         self._account = account
-        self._base_url = base_url
-
-    @cached_property
-    def _client(self) -> openai.OpenAI:
-        return openai.OpenAI(
+        self._client = openai.OpenAI(
             api_key="set for each call",
-            base_url=self._base_url or None,
+            base_url=base_url or None,
             max_retries=0,  # one owner of retries: the job's attempts
             http_client=wire.http_client(),
         )
@@ -55,10 +51,10 @@ class OpenAI:
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
             try:
-                return call.run(client)
+                return call.run(client, watch)
             except JobFailed:
                 raise
-            except (openai.APIError, httpx2.HTTPError, ValueError) as error:
+            except (openai.APIError, httpx2.HTTPError, *faults.UNREADABLE) as error:
                 raise _translated(error, watch, call.usage_so_far(), call.request_id) from error
 
 
@@ -69,10 +65,9 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
         return faults.failure_of(error.status_code, error.body, error.response.headers, request_id=error.request_id)
     if isinstance(error, openai.APITimeoutError | httpx2.TimeoutException):
         return ProviderTimeout(usage=usage, request_id=request_id)
-    if isinstance(error, openai.APIConnectionError | httpx2.HTTPError | ValueError):
-        return faults.broken(error, usage)
-    body = error.body if isinstance(error, openai.APIError) else None
-    return faults.failure_of(None, body, {}, usage=usage, request_id=request_id)  # an error inside a 200 stream
+    if not isinstance(error, openai.APIError) or isinstance(error, openai.APIConnectionError):
+        return faults.broken(error, usage, request_id)
+    return faults.failure_of(None, error.body, {}, usage=usage, request_id=request_id)  # an error inside a 200 stream
 
 
 class _Call(ABC):
@@ -85,18 +80,36 @@ class _Call(ABC):
         self.began = False
         self.request_id: str | None = None
 
+    def say(self, text: object) -> None:
+        """Add a piece of the answer. Raises TypeError for what is no text: the SDK does not check."""
+        if not isinstance(text, str):
+            raise TypeError("a piece of an answer is text")
+        self.parts.append(text)
+
     def usage_so_far(self) -> Usage | None:
         """The provider's count, or a guess once the reply has begun; None before."""
         if self.usage is None and self.began:
             return faults.estimated_usage(self.question, "".join(self.parts))
         return self.usage
 
+    def _count(self, asked: object, written: object, details: object) -> None:
+        """Take the provider's count, unless it is none."""
+        input_tokens, output_tokens = faults.counted(asked), faults.counted(written)
+        if input_tokens is not None and output_tokens is not None:
+            self.usage = Usage(
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                cached_tokens=faults.counted(getattr(details, "cached_tokens", 0)) or 0,
+                cache_write_tokens=faults.counted(getattr(details, "cache_write_tokens", 0)) or 0,
+            )
+
     @abstractmethod
-    def run(self, client: openai.OpenAI) -> Answer:
+    def run(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
         """Make the call and read its stream to the final event."""
 
     def answer(self, text: str, finish_reason: str) -> Answer:
         """The answer, or the named outcome of one without text."""
+        text = faults.whole(text)
         usage = self.usage_so_far() or Usage(estimated=True)
         if not text.strip():
             reason = (
@@ -107,7 +120,7 @@ class _Call(ABC):
 
 
 class _Responses(_Call):
-    def run(self, client: openai.OpenAI) -> Answer:
+    def run(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
         question = self.question
         arguments: dict[str, Any] = {
             "instructions": question.system_prompt,
@@ -127,22 +140,24 @@ class _Responses(_Call):
             for event in stream:
                 self.began = True
                 if event.type == "response.output_text.delta":
-                    self.parts.append(event.delta)
+                    self.say(event.delta)
                 elif event.type in ("response.completed", "response.incomplete", "response.failed"):
+                    watch.wind_down()
+                    with suppress(openai.APIError, httpx2.HTTPError, *faults.UNREADABLE):
+                        for _ in stream:
+                            pass
                     return self._ended(event.response)
                 elif event.type == "error":
-                    raise faults.failure_of(None, event.to_dict(), {}, usage=self.usage_so_far())
-        raise ProviderFault("The provider's stream ended early.", usage=self.usage_so_far())
+                    raise faults.failure_of(
+                        None, event.to_dict(), {}, usage=self.usage_so_far(), request_id=self.request_id
+                    )
+        early = "The provider's stream ended early."
+        raise ProviderFault(early, usage=self.usage_so_far(), request_id=self.request_id)
 
     def _ended(self, response: Any) -> Answer:
         if response.usage is not None:
-            details = response.usage.input_tokens_details
-            self.usage = Usage(
-                input_tokens=response.usage.input_tokens,
-                output_tokens=response.usage.output_tokens,
-                cached_tokens=getattr(details, "cached_tokens", 0) or 0,
-                cache_write_tokens=getattr(details, "cache_write_tokens", 0) or 0,
-            )
+            usage = response.usage
+            self._count(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
         about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
         if response.status == "failed" or response.error is not None:
             body = response.error.to_dict() if response.error is not None else None
@@ -161,7 +176,11 @@ class _Responses(_Call):
 
 
 class _Chat(_Call):
-    def run(self, client: openai.OpenAI) -> Answer:
+    finish_reason: str | None = None
+    refused = False
+    chose = False
+
+    def run(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
         question = self.question
         turns: list[Any] = [{"role": turn.role, "content": turn.content} for turn in question.messages]
         if question.system_prompt is not None:
@@ -173,29 +192,38 @@ class _Chat(_Call):
             stream=True,
             stream_options={"include_usage": True},
         )
-        finish_reason: str | None = None
-        refused = False
         with stream:
             self.request_id = stream.response.headers.get("x-request-id")
-            for chunk in stream:
-                self.began = True
-                if chunk.usage is not None:
-                    details = chunk.usage.prompt_tokens_details
-                    self.usage = Usage(
-                        input_tokens=chunk.usage.prompt_tokens,
-                        output_tokens=chunk.usage.completion_tokens,
-                        cached_tokens=(details.cached_tokens or 0) if details is not None else 0,
-                    )
-                for choice in chunk.choices[:1]:
-                    self.parts.append(choice.delta.content or "")
-                    refused = refused or bool(choice.delta.refusal)
-                    finish_reason = choice.finish_reason or finish_reason
+            try:
+                for chunk in stream:
+                    self._take(chunk)
+                    if self.finish_reason is not None and self.usage is not None:
+                        watch.wind_down()
+            except (openai.APIError, httpx2.HTTPError, *faults.UNREADABLE):
+                if self.finish_reason is None:  # else the answer was whole, however its connection ended
+                    raise
+        return self._ended()
+
+    def _take(self, chunk: Any) -> None:
+        """Note what a chunk says."""
+        self.began = True
+        if chunk.usage is not None:
+            usage = chunk.usage
+            self._count(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
+        for choice in chunk.choices[:1]:
+            self.chose = True
+            self.say(choice.delta.content or "")
+            self.refused = self.refused or bool(choice.delta.refusal)
+            self.finish_reason = choice.finish_reason or self.finish_reason
+
+    def _ended(self) -> Answer:
         text = "".join(self.parts)
         about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
-        if finish_reason is None and self.usage is None:  # also a web page under status 200: no events, no error
+        if self.finish_reason is None and (self.chose or self.usage is None):
+            # Also a web page under status 200, which brings no event and raises nothing.
             raise ProviderFault("The provider's stream ended early.", **about)
-        if finish_reason == "content_filter":
+        if self.finish_reason == "content_filter":
             raise ContentFiltered(**about)
-        if refused and not text:
+        if self.refused and not text:
             raise Refused(**about)
-        return self.answer(text, _CHAT_REASONS.get(finish_reason or "", "unknown"))
+        return self.answer(text, _CHAT_REASONS.get(self.finish_reason or "", "unknown"))

@@ -21,6 +21,7 @@ CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 90.0
 """Longest silence in a reply. Reasoning models think in silence; longer is a stall."""
 CONNECTIONS_MAX = 25
+WIND_DOWN_SECONDS = 1.0
 LOOK_SECONDS = 0.5
 """How often a silent reply's call is looked at: so soon a cancelled one stops costing."""
 
@@ -45,6 +46,10 @@ class Watch:
         """Raise when the call must end; an httpx2 error, since the SDKs know how to clean up after those."""
         if self.is_over():
             raise httpx2.ReadError("the call was ended")
+
+    def wind_down(self) -> None:
+        """The answer is whole: the rest of the reply is read only so that its connection can be used again."""
+        self.ends_at = min(self.ends_at, time.monotonic() + WIND_DOWN_SECONDS)
 
     def timeout(self) -> httpx2.Timeout:
         """The timeouts of one request under this watch."""
@@ -112,6 +117,7 @@ class WatchedTransport(httpx2.BaseTransport):
             response = self._transport.handle_request(request)
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
             watch.check()
+            request.extensions["timeout"] = watch.timeout().as_dict()  # only what is left
             response = self._transport.handle_request(request)
         if not isinstance(response.stream, httpx2.SyncByteStream):
             raise TypeError("a synchronous transport gave an asynchronous stream")
