@@ -148,7 +148,7 @@ def test_large_requests_and_results_work(stack: Stack, fake: Fake, mark: str) ->
 
 def test_a_result_too_large_for_a_reply_is_a_link(stack: Stack, fake: Fake, mark: str) -> None:
     """result_url reads without a key, and the reply says why it is there."""
-    answer = "a" * 5_200_000
+    answer = "a" * 6_200_000
     fake.script(mark, {"text": answer, "finish_reason": "stop"})
     job = stack.ended(stack.submit(prompt=mark, max_tokens=100_000)["job_id"])
     assert "result" not in job

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
 import pytest
 from moto import mock_aws
+from moto.dynamodb.responses import DynamoHandler
 
 from tests.fakes.provider import Config, FakeProvider
 from tests.integration.deployed import CREDENTIALS, Deployed, deploy, resources
@@ -39,8 +41,20 @@ def aws() -> Iterator[None]:
             patch.delenv(name)
         for name, value in {**CREDENTIALS, "MOTO_SQS_ENFORCE_STRICT_QUEUE_PURGE_BEHAVIOUR": "false"}.items():
             patch.setenv(name, value)
+        patch.setattr(DynamoHandler, "call_action", atomic(DynamoHandler.call_action))
         with mock_aws():
             yield
+
+
+def atomic(action: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One request at a time: moto checks a condition and writes in two steps, DynamoDB in one."""
+    lock = threading.Lock()
+
+    def locked(handler: Any) -> Any:
+        with lock:
+            return action(handler)
+
+    return locked
 
 
 @pytest.fixture(scope="session")

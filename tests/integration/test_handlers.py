@@ -668,9 +668,12 @@ def test_sqs_05_an_empty_batch_is_answered(stack: Stack, records: dict[str, Any]
 
 
 def test_ten_jobs_of_a_batch_wait_at_the_same_time(stack: Stack, provider: FakeProvider) -> None:
-    """Ten waits share one bill."""
-    provider.configure(latency_seconds=0.5)
+    """Ten waits share one bill. (The worker is warm: a cold one imports the SDKs one after the other.)"""
     key = stack.client()
+    for model in MODELS:
+        stack.post(key, {"prompt": "warm up", "model": model})
+    stack.work()
+    provider.configure(latency_seconds=0.5)
     for number in range(10):
         stack.post(key, {"prompt": f"river {number}", "model": MODELS[number % 3]})
     assert stack.work() == 10
