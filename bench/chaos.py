@@ -101,14 +101,14 @@ def report(
     """Print what came of it."""
     outcomes = Counter(job["status"] for job in jobs.values())
     receipts = [line["outcome"] for job in jobs.values() for line in job.get("receipt", [])]
-    lost_workers = receipts.count("worker_lost")
+    lost_workers = receipts.count("outcome_unknown")
     billed = Counter(call["prompt"] for call in ledger if call["billed"] or call["outcome"] == "client_gone")
-    hit = [job for job in jobs.values() if any(line["outcome"] == "worker_lost" for line in job.get("receipt", []))]
+    hit = [job for job in jobs.values() if any(line["outcome"] == "outcome_unknown" for line in job.get("receipt", []))]
     waits = sorted(
         line["began_at"] - before["began_at"]
         for job in hit
         for before, line in zip(job["receipt"], job["receipt"][1:], strict=False)
-        if before["outcome"] == "worker_lost"
+        if before["outcome"] == "outcome_unknown"
     )
     table = Table("what", "how many", title=f"{len(ids)} jobs of {CALL_SECONDS:g} s, {killed} workers killed")
     table.add_row("completed", str(outcomes["completed"]))

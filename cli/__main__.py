@@ -39,6 +39,10 @@ def outputs(session: Any, stack: str) -> dict[str, str]:
 def create(
     client_id: Annotated[str, typer.Argument(help="Lower-case letters, digits and hyphens.")],
     name: Annotated[str, typer.Option(help="What people call it; the id if left out.")] = "",
+    background: Annotated[
+        bool | None,
+        typer.Option(help="Let OpenAI keep its calls going in the background, or not; left out: as deployed."),
+    ] = None,
     stack: StackName = "backburner",
     profile: Profile = None,
     as_json: AsJson = False,
@@ -48,7 +52,7 @@ def create(
     found = outputs(session, stack)
     table = session.resource("dynamodb").Table(found["ClientsTableName"])
     try:
-        key = create_client(table, client_id, name or client_id, time.time_ns() // 1_000_000)
+        key = create_client(table, client_id, name or client_id, time.time_ns() // 1_000_000, background=background)
     except ValueError as error:
         typer.secho(str(error), err=True, fg="red")
         raise typer.Exit(2) from error

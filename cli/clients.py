@@ -16,9 +16,10 @@ def new_key() -> str:
     return f"bb_{secrets.token_urlsafe(32)}"
 
 
-def create_client(clients_table: Any, client_id: str, name: str, now_ms: int) -> str:
+def create_client(clients_table: Any, client_id: str, name: str, now_ms: int, *, background: bool | None = None) -> str:
     """Store a new client in the Clients table (a boto3 Table) and return its key, which is kept nowhere.
 
+    background: whether providers may keep its calls going in the background; None: as the deployment says.
     Raises ValueError for an id that is not lower-case letters, digits and hyphens.
     """
     if not CLIENT_ID.fullmatch(client_id):
@@ -30,6 +31,7 @@ def create_client(clients_table: Any, client_id: str, name: str, now_ms: int) ->
             "client_id": client_id,
             "name": name,
             "created_at": now_ms,
+            **({} if background is None else {"background": background}),
         },
         ConditionExpression="attribute_not_exists(key_hash)",
     )

@@ -30,9 +30,9 @@ class Stack:
     region: str
     outputs: dict[str, str]
 
-    def aws(self, service: str) -> Any:
-        """An AWS client with the operator's rights."""
-        factory: Any = boto3.client
+    def aws(self, service: str, *, resource: bool = False) -> Any:
+        """An AWS client, or resource, with the operator's rights."""
+        factory: Any = boto3.resource if resource else boto3.client
         return factory(
             service,
             endpoint_url=self.endpoint_url,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
 from tests.fakes.emulated import worker_processes
 
@@ -31,7 +34,24 @@ def test_a_killed_workers_job_is_taken_over_within_90_seconds(stack: Stack, fake
     job = stack.ended(job_id, 120)
     assert time.monotonic() - killed <= 90
     assert job["result"]["text"] == "second"
+    assert [line["outcome"] for line in job["receipt"]] == ["outcome_unknown", "completed"]
+
+
+def test_a_killed_workers_background_call_is_attached_to(stack: Stack, fake: Fake, mark: str) -> None:
+    """SIGKILL while a background response runs: the job completes, and one call is billed."""
+    stack = _as_patient_client(stack)
+    fake.script(mark, {"text": "word " * 20, "chunk_delay_seconds": 0.3})
+    job_id = stack.submit(prompt=mark)["job_id"]
+    until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
+    until(lambda: _row(stack, job_id).get("handle"), 10, lambda: "its name was not noted")
+    for process in _worker_processes(stack):
+        os.kill(process, signal.SIGKILL)
+    _make_due(stack, job_id)
+    stack.repair()
+    job = stack.ended(job_id)
+    assert job["result"]["text"] == "word " * 20
     assert [line["outcome"] for line in job["receipt"]] == ["worker_lost", "completed"]
+    assert [call["billed"] for call in fake.calls(mark)] == [True]
 
 
 def test_a_terminated_worker_hands_its_job_back(stack: Stack, fake: Fake, mark: str) -> None:
@@ -135,6 +155,19 @@ def test_a_job_past_its_deadline_expires_without_a_call(stack: Stack, fake: Fake
     job = stack.ended(job_id)
     assert (job["status"], job["error"]["code"]) == ("expired", "deadline_passed")
     assert fake.calls(mark) == []
+
+
+def _row(stack: Stack, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = stack.aws("dynamodb").get_item(
+        TableName=stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
+    )["Item"]
+    return found
+
+
+def _as_patient_client(stack: Stack) -> Stack:
+    """The stack as seen by a client whose calls may go on in the background."""
+    table = stack.aws("dynamodb", resource=True).Table(stack.outputs["ClientsTableName"])
+    return replace(stack, api_key=create_client(table, "patient", "Patient", 0, background=True))
 
 
 def _make_due(stack: Stack, job_id: str) -> None:

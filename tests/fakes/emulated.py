@@ -7,7 +7,12 @@ from pathlib import Path
 
 def worker_processes(function_name: str, queue_url: str) -> list[int]:
     """Ids of the processes that run this function for the stack with this queue."""
-    wanted = {f"AWS_LAMBDA_FUNCTION_NAME={function_name}".encode(), f"STANDARD_QUEUE_URL={queue_url}".encode()}
+    return function_processes(function_name, f"STANDARD_QUEUE_URL={queue_url}")
+
+
+def function_processes(function_name: str, *variables: str) -> list[int]:
+    """Ids of the processes that run this function, with these variables (`NAME=value`) in their environment."""
+    wanted = {line.encode() for line in (f"AWS_LAMBDA_FUNCTION_NAME={function_name}", *variables)}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

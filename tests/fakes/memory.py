@@ -21,7 +21,7 @@ from backburner.models import (
     Question,
     Usage,
 )
-from backburner.ports import Conflict, Guard, Patch, cursor_after, position_of
+from backburner.ports import Background, Conflict, Guard, Patch, cursor_after, position_of
 
 START: EpochMs = 1_800_000_000_000
 MODEL = ModelInfo(
@@ -261,9 +261,22 @@ class ScriptedProvider:
     def __init__(self, *script: str | JobFailed | Callable[[], object]) -> None:
         self.script = list(script)
         self.questions: list[Question] = []
+        self.backgrounds: list[Background | None] = []
+        self.cancelled: list[str] = []
 
-    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+    def cancel(self, handle: str) -> None:
+        self.cancelled.append(handle)
+
+    def ask(
+        self,
+        question: Question,
+        *,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None = None,
+    ) -> Answer:
         self.questions.append(question)
+        self.backgrounds.append(background)
         step = self.script.pop(0) if self.script else "an answer"
         if isinstance(step, JobFailed):
             raise step

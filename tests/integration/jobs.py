@@ -48,6 +48,10 @@ FULL = a_job(
     request=Payload(None, "requests/job_full/x"),
     claims=7,
     attempts=3,
+    attempts_limit=6,
+    model_index=1,
+    background=True,
+    handle="resp_1",
     claimed_at=NOW + 1,
     finished_at=NOW + 2,
     result=Payload('{"text":"Donau 🏞️"}'),
@@ -57,6 +61,7 @@ FULL = a_job(
         Attempt(
             2, "completed", NOW + 1, NOW + 2, provider="openai", model="m-1", request_id="req_1",
             usage=Usage(10, 20, cached_tokens=5, cache_write_tokens=2, estimated=True), cost_micro_usd=2**60,
+            first_token_ms=300,
         ),
     ),
     metadata='{"a":0.7,"n":9007199254740993,"e":"","z":null,"t":true}',
@@ -78,6 +83,7 @@ failures = st.builds(Failure, texts, texts, st.booleans())
 attempts = st.builds(
     Attempt, counts, texts, instants, instants, provider=st.none() | texts, model=st.none() | texts,
     request_id=st.none() | texts, usage=st.none() | usages, cost_micro_usd=st.none() | counts,
+    first_token_ms=st.none() | counts,
 )  # fmt: skip
 notices = st.builds(
     Notice, texts, st.sampled_from(NoticeStatus), counts, instants, told_at=st.none() | instants,
@@ -91,6 +97,8 @@ jobs = st.builds(
     Job, job_id=names, client_id=names, lane=st.sampled_from(Lane), status=st.sampled_from(JobStatus),
     fingerprint=texts, request=payloads, owner=texts, created_at=instants, available_at=instants,
     deadline_at=instants, deadline_seconds=counts, expires_at=instants, due_at=st.none() | instants,
+    attempts_limit=st.none() | counts, model_index=st.integers(0, 5), background=st.booleans(),
+    handle=st.none() | names,
     schema_version=st.just(1), claims=counts, attempts=counts, claimed_at=st.none() | instants,
     finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,

@@ -750,7 +750,7 @@ def test_a_killed_workers_job_is_taken_up_again(stack: Stack, provider: FakeProv
     stack.work()
     job = stack.get(key, job_id).json
     assert (job["status"], job["attempts"]) == ("completed", 2)
-    assert [line["outcome"] for line in job["receipt"]] == ["worker_lost", "completed"]
+    assert [line["outcome"] for line in job["receipt"]] == ["outcome_unknown", "completed"]
 
 
 def test_hints_that_no_worker_ever_answers_end_their_job(stack: Stack, deployed: Deployed) -> None:

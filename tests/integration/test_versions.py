@@ -37,7 +37,7 @@ def test_jobs_that_the_previous_version_left_are_finished(left: Stack, provider:
     jobs = {job_id: left.get(key, job_id).json for job_id in ("job_v1queued", "job_v1lost", "job_v1dead")}
     assert {job["status"] for job in jobs.values()} == {"completed"}
     assert jobs["job_v1queued"]["metadata"] == {"n": 0.7}
-    assert [line["outcome"] for line in jobs["job_v1lost"]["receipt"]] == ["overloaded", "worker_lost", "completed"]
+    assert [line["outcome"] for line in jobs["job_v1lost"]["receipt"]] == ["overloaded", "outcome_unknown", "completed"]
     assert jobs["job_v1dead"]["attempts"] == 1
     assert len(provider.ledger) == 3
 

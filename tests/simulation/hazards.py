@@ -87,6 +87,10 @@ class FatedProvider:
         self._provider = provider
         self._fate = fate
 
+    def cancel(self, handle: str) -> None:
+        """Stop a call that goes on."""
+        self._provider.cancel(handle)
+
     def ask(self, question: Any, **arguments: Any) -> Any:
         called = False
 

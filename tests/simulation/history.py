@@ -34,6 +34,7 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
     fate = Fate.dice(dice, chance=dice.choice((0.0, 0.02, 0.05, 0.15)), budget=dice.randint(0, 6))
     skews = tuple(dice.randint(-SKEW_MS_MAX // 2, SKEW_MS_MAX // 2) for _ in range(3))
     world = World(fate, dice, skews=skews, outcomes=lambda _job: dice.choice(OUTCOMES)())
+    world.background = dice.random() < 0.3
     nesting = 0
 
     def step() -> None:
@@ -95,5 +96,5 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
         jobs=len(world.store.rows),
         struck=len(fate.struck),
         told_twice=sum(times > 1 for times in world.told.values()),
-        paid_twice=sum(len(run.answers) > 1 for run in world.runs.values()),
+        paid_twice=sum(run.paid > 1 for run in world.runs.values()),
     )

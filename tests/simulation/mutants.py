@@ -120,13 +120,13 @@ MUTANTS = (
     Mutant(
         "run for ever: no bound on attempts after a lost worker",
         "lifecycle.py",
-        "        if job.attempts < self.attempts_max and now < job.deadline_at:\n            row",
+        "        if not self.is_lost_for_good(job):\n            row",
         "        if now < job.deadline_at:\n            row",
     ),
     Mutant(
         "run for ever: no bound on retries",
         "lifecycle.py",
-        "if not error.retryable or job.attempts >= self.attempts_max or available_at >= job.deadline_at:",
+        "if not error.retryable or not self.may_try_again(job) or available_at >= job.deadline_at:",
         "if not error.retryable or available_at >= job.deadline_at:",
     ),
     Mutant(
@@ -134,6 +134,18 @@ MUTANTS = (
         "execution.py",
         "case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:",
         "case JobStatus.FAILED:",
+    ),
+    Mutant(
+        "begin a call anew that goes on at the provider",
+        "execution.py",
+        "background=Background(lease.handle, partial",
+        "background=Background(None, partial",
+    ),
+    Mutant(
+        "wait for a call before its name is noted",
+        "lifecycle.py",
+        "        self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), handle=handle)",
+        "        pass",
     ),
     Mutant(
         "forget the dead letter",

@@ -24,6 +24,8 @@ class Scenario:
     cancel: bool = False
     redrive: bool = False
     double: bool = False
+    background: bool = False
+    buried: int = 0
 
 
 def _second_delivery(world: World, _container: int, _job_id: str) -> None:
@@ -61,6 +63,9 @@ SCENARIOS = (
     Scenario("refused", (ProviderRefusedRequest,)),
     Scenario("delivered twice", thinking=_second_delivery, double=True),
     Scenario("a worker that stalls beyond its lease", thinking=_stall),
+    Scenario("a worker that stalls while its call goes on", thinking=_stall, background=True),
+    Scenario("a hint that no worker could answer", buried=1),
+    Scenario("hints that no worker could ever answer, then redriven", buried=3, redrive=True),
     Scenario("a call longer than the lease", thinking=_long_call),
     Scenario("cancelled while queued", cancel=True),
     Scenario("cancelled while it is worked on", thinking=_cancelled_meanwhile),
@@ -76,7 +81,7 @@ def live(scenario: Scenario, fate: Fate) -> World:
         step = left.pop(0) if len(left) > 1 else left[0]
         return step if isinstance(step, str) else step()
 
-    world = World(fate, random.Random(0), outcomes=outcome)
+    world = World(fate, random.Random(0), outcomes=outcome, background=scenario.background)
     thought = False
 
     def thinking(container: int, job_id: str) -> None:
@@ -100,6 +105,11 @@ def live(scenario: Scenario, fate: Fate) -> World:
     if scenario.cancel:
         for job_id in world.runs:
             world.cancel(job_id)
+    for _ in range(scenario.buried):
+        for message in list(world.queue.messages):
+            world.queue.messages.remove(message)
+            world.letters.redrive_policy_moves(message.hint)
+        world.repair()
     for _ in range(4):
         for message in world.queue.ready():
             if scenario.double:

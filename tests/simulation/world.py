@@ -23,6 +23,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.models import DEAD_LETTER, Answer, EpochMs, Hint, Job, JobRequest, JobStatus, Lane, Question, Usage
+from backburner.ports import Background
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import (
     START,
@@ -38,12 +39,15 @@ from tests.simulation.hazards import Fate, Fated, FatedProvider, Killed
 VISIBILITY_MS = 1_800_000
 RECEIVES_MAX = 3
 SKEW_MS_MAX = 5_000
+FORGETTING = {"store.update", "provider.ask"}
+"""Where a strike may fall between a call's begin and the note of its name: the documented window."""
 DEAD_CODES = {
     "overloaded",
     "rate_limited",
     "worker_lost",
     "undeliverable",
     "interrupted",
+    "unreachable",
     "internal_error",
     "connection",
 }
@@ -81,7 +85,7 @@ class WatchedStore(MemoryStore):
         self._world = world
 
     def add(self, job: Job, now: EpochMs) -> Job | None:
-        return super().add(replace(job, targets=self._world.targets), now)
+        return super().add(replace(job, targets=self._world.targets, background=self._world.background), now)
 
     def _write(self, row: Job) -> None:
         before = self.rows.get(row.job_id)
@@ -120,7 +124,7 @@ class Run:
 
     accepted: bool = False
     calls: int = 0
-    attempts_seen: int = 0
+    paid: int = 0
     answers: list[str] = field(default_factory=list)
     calling_until: EpochMs = 0
     cancelled: bool = False
@@ -133,17 +137,34 @@ class Bills:
         self._world = world
         self._container = container
 
-    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+    def cancel(self, handle: str) -> None:
+        self._world.going_on.pop(handle, None)
+
+    def ask(
+        self,
+        question: Question,
+        *,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None = None,
+    ) -> Answer:
         world = self._world
         job_id = question.messages[0].content
         row, run = world.store.rows.get(job_id), world.runs[job_id]
         world.check_call(job_id, row)
         run.calls += 1
         claims = row.claims if row is not None else 0
+        handle = background.handle if background is not None else None
+        if background is not None and handle not in world.going_on:
+            handle = f"resp-{job_id}-{claims}-{run.calls}"
+            world.going_on[handle] = world.outcome(job_id)
+            run.paid += not isinstance(world.going_on[handle], JobFailed)
+            background.remember(handle)
         world.think(self._container, job_id)
-        outcome = world.outcome(job_id)
+        outcome = world.outcome(job_id) if handle is None else world.going_on.get(handle, "cancelled")
         if isinstance(outcome, JobFailed):
             raise outcome
+        run.paid += handle is None
         text = f"{outcome} {claims} {run.calls}"
         run.answers.append(text)
         return Answer(text, "stop", question.model.name, "fake", Usage(3, 4), f"req-{run.calls}")
@@ -172,6 +193,7 @@ class World:
     outcomes: Callable[[str], str | JobFailed] | None = None
     thinking: Callable[[int, str], None] | None = None
     telling: Callable[[str], None] | None = None
+    background: bool = False
     skews: tuple[int, ...] = (0, 0)
     attempts_max: int = 3
 
@@ -184,6 +206,7 @@ class World:
         self.runs: dict[str, Run] = {}
         self.told: Counter[tuple[str, int, JobStatus]] = Counter()
         self.redriven = 0
+        self.going_on: dict[str, str | JobFailed] = {}
         self.frozen = False
         self.keeping: list[int] = []
         chance = FakeChance(self.random_.randrange(2**32))
@@ -367,6 +390,10 @@ class World:
                 continue
             must(row.status.is_final, f"every stored job reaches a final status, not {row.status}")
             must(not run.cancelled or row.status is JobStatus.CANCELLED, "a confirmed cancellation stays")
+            must(all(line.outcome != "internal_error" for line in row.log), "the program itself has no fault")
+            strikes = {name for _, name, _ in self.fate.struck}
+            if self.background and not strikes & FORGETTING:
+                must(run.paid <= 1, "a call that goes on at the provider is attached to, not paid for again")
             lost = bool(self.fate.struck) or self.frozen
             must(
                 len(run.answers) <= 1 or lost, "an answer is paid for twice only if a strike or a freeze lost the first"

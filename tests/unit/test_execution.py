@@ -16,6 +16,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.models import Answer, Hint, Job, JobStatus, Lane, Question
+from backburner.ports import Background
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import ScriptedProvider
 
@@ -59,7 +60,7 @@ def test_the_loser_of_a_lease_cannot_finish() -> None:
     house.run(job.job_id)
     row = house.job(job.job_id)
     assert '"in time"' in (row.result.text if row.result else "") or ""  # type: ignore[operator]
-    assert [line.outcome for line in row.log] == ["worker_lost", "completed", "discarded"]
+    assert [line.outcome for line in row.log] == ["outcome_unknown", "completed", "discarded"]
 
 
 def test_a_late_answer_is_kept_while_nobody_else_has_claimed_the_job() -> None:
@@ -236,7 +237,14 @@ def test_a_cancelled_call_is_told_to_stop_at_the_next_renewal() -> None:
     seen: list[bool] = []
 
     class Listening(ScriptedProvider):
-        def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+        def ask(
+            self,
+            question: Question,
+            *,
+            timeout_seconds: float,
+            abandoned: Callable[[], bool],
+            background: Background | None = None,
+        ) -> Answer:
             seen.append(abandoned())
             house.submission.cancel(ALICE, job.job_id)
             house.clock.time += RENEW_MS

@@ -14,6 +14,7 @@ COMMON = {
     "DEAD_LETTER_QUEUE_URL": "https://sqs.test/dead",
     "RETENTION_DAYS": "14",
     "MAX_ATTEMPTS": "3",
+    "ON_UNKNOWN_OUTCOME": "retry",
 }
 ENDPOINT = COMMON | {"CLIENTS_TABLE": "clients", "DEFAULT_MODEL": "m-1", "DEFAULT_DEADLINE_SECONDS": "86400"}
 WORKER = COMMON | {

@@ -77,6 +77,7 @@ def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
         journal=Logbook(),
         attempts_max=settings.max_attempts,
         retention_seconds=settings.retention_days * 86_400,
+        retry_unknown=settings.on_unknown_outcome == "retry",
     )
 
 
@@ -110,6 +111,7 @@ def _submission(settings: EndpointSettings) -> Submission:
         lanes=frozenset({Lane.STANDARD}),
         deadline_seconds=settings.default_deadline_seconds,
         retention_seconds=lifecycle.retention_seconds,
+        background=settings.background_calls,
     )
 
 
@@ -170,6 +172,7 @@ def worker() -> Handler:
         default_model=settings.default_model,
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,
+        fallback_models=tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip()),
     )
 
     def hand_back(*_: Any) -> None:

@@ -147,9 +147,13 @@ class JobFailed(BackburnerError):
 
     dead: whether the failure is an operator's business, so that the job goes to the dead-letter queue. A failure that
     only the caller can mend (his request, its content) does not.
+    elsewhere: whether another model may serve the same request.
+    goes_on: whether a call in the background may be going on at the provider all the same.
     """
 
     dead: ClassVar[bool] = True
+    elsewhere: ClassVar[bool] = False
+    goes_on: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -169,6 +173,7 @@ class RateLimited(JobFailed):
     """The provider's rate limit was reached."""
 
     code = "rate_limited"
+    elsewhere = True
     retryable = True
 
 
@@ -176,6 +181,7 @@ class Overloaded(JobFailed):
     """The provider is overloaded."""
 
     code = "overloaded"
+    elsewhere = True
     retryable = True
 
 
@@ -183,6 +189,7 @@ class ProviderFault(JobFailed):
     """The provider failed, or answered in a way that cannot be read."""
 
     code = "provider_error"
+    elsewhere = True
     retryable = True
 
 
@@ -190,6 +197,8 @@ class ProviderTimeout(JobFailed):
     """The provider did not answer in time."""
 
     code = "timeout"
+    goes_on = True
+    elsewhere = True
     retryable = True
 
 
@@ -197,6 +206,8 @@ class ConnectionLost(JobFailed):
     """The connection to the provider could not be made or broke."""
 
     code = "connection"
+    goes_on = True
+    elsewhere = True
     retryable = True
 
 
@@ -211,6 +222,7 @@ class ContextLengthExceeded(JobFailed):
     """The request does not fit the model's context."""
 
     code = "context_length_exceeded"
+    elsewhere = True
     dead = False
 
 
@@ -218,6 +230,7 @@ class ModelNotFound(JobFailed):
     """The provider does not know the model, or the key may not use it."""
 
     code = "model_not_found"
+    elsewhere = True
 
 
 class ContentFiltered(JobFailed):
@@ -245,18 +258,27 @@ class QuotaExhausted(JobFailed):
     """The provider account has no credit left."""
 
     code = "quota_exhausted"
+    elsewhere = True
 
 
 class SpendLimit(JobFailed):
     """The provider account has reached its spend limit."""
 
     code = "spend_limit"
+    elsewhere = True
 
 
 class Authentication(JobFailed):
     """The provider refused the deployment's key, or there is none."""
 
     code = "authentication"
+    elsewhere = True
+
+
+class OutcomeUnknown(JobFailed):
+    """A worker was lost in the middle of a call, and the deployment does not ask again what may have been paid for."""
+
+    code = "outcome_unknown"
 
 
 class WorkerLost(JobFailed):
@@ -270,6 +292,7 @@ class Interrupted(JobFailed):
     """The worker was stopped while it ran the job."""
 
     code = "interrupted"
+    goes_on = True
     retryable = True
 
 
@@ -277,6 +300,13 @@ class Undeliverable(JobFailed):
     """No worker could take the job from its queue: the code does not start, or lacks a permission."""
 
     code = "undeliverable"
+    retryable = True
+
+
+class Unreachable(JobFailed):
+    """The deployment could not read what the call needs: the stored request or the provider's key."""
+
+    code = "unreachable"
     retryable = True
 
 

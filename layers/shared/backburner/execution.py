@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from backburner.errors import (
     Abandoned,
+    ContextLengthExceeded,
     InternalFault,
     Interrupted,
     JobFailed,
@@ -37,12 +39,24 @@ from backburner.models import (
     Usage,
     canonical_json,
 )
-from backburner.ports import Catalogue, Chance, Clock, Conflict, DeadLetterQueue, Journal, PayloadStore, Provider
+from backburner.ports import (
+    Background,
+    Catalogue,
+    Chance,
+    Clock,
+    Conflict,
+    DeadLetterQueue,
+    Journal,
+    PayloadStore,
+    Provider,
+)
 
 INLINE_BYTES_MAX = 100_000
 """A larger answer goes to the payload store, for the reasons given where requests are taken in."""
 CLOSING_SECONDS = 10.0
 """Kept free at the end of an invocation: to store the answer, with its retries, and to return."""
+TOKEN_BYTES = 4
+"""Bytes of English text in a token, roughly: enough to tell whether a request can fit a model."""
 CALL_SECONDS_MIN = 5.0
 """With less time than this left, a job is not begun; nothing would come of it but a paid call without an answer."""
 KEEPER_SECONDS = 1.0
@@ -54,10 +68,15 @@ type TimeLeft = Callable[[], float]
 
 @dataclass
 class Lease:
-    """A job in hand. `lost` is set once it is somebody else's, or cancelled."""
+    """A job in hand. `lost` is set once it is somebody else's, or has ended; `ended` tells the latter.
+
+    handle: the provider's name for the call, where it goes on without us.
+    """
 
     job: Job
     renew_at: int
+    ended: bool = False
+    handle: str | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -74,7 +93,7 @@ class Leases:
     @contextmanager
     def hold(self, job: Job) -> Iterator[Lease]:
         """Keep the job's lease while the block runs."""
-        lease = Lease(job, renew_at=self._clock.now() + RENEW_MS)
+        lease = Lease(job, renew_at=self._clock.now() + RENEW_MS, handle=job.handle)
         with self._lock:
             self._held[id(lease)] = lease
         try:
@@ -98,7 +117,8 @@ class Leases:
             try:
                 self._lifecycle.renew(lease.job)
                 lease.renew_at = now + RENEW_MS
-            except Conflict:
+            except Conflict as conflict:
+                lease.ended = conflict.current is None or conflict.current.status.is_final
                 lease.lost.set()
             except PortUnavailable:
                 self._journal.note("lease_unrenewed", job_id=lease.job.job_id)  # tried again at the next tick
@@ -121,6 +141,7 @@ class Execution:
     default_model: str
     default_max_tokens: int = 1024
     call_seconds: float = 240.0
+    fallback_models: tuple[str, ...] = ()
 
     # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,7 +188,7 @@ class Execution:
         for lease in self.leases.held:
             lease.lost.set()
             try:
-                self._conclude(lease.job, Interrupted(), self._attempt(lease.job, Interrupted.code))
+                self._conclude(lease, Interrupted(), None)
             except (Conflict, PortUnavailable):
                 self.journal.note("job_left_behind", job_id=lease.job.job_id)  # its lease lapses; the repairer acts
 
@@ -224,12 +245,13 @@ class Execution:
             case JobStatus.QUEUED if row.available_at > now:
                 self.lifecycle.remind(row, alone=hint.alone)
             case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:
-                if row.attempts < self.lifecycle.attempts_max and row.deadline_at > now:
+                if not self.lifecycle.is_lost_for_good(row):
                     return self.lifecycle.take_over(row, owner)
                 self.lifecycle.lose(row)
             case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:
+                revived = self.lifecycle.revive(row, owner)
                 self.journal.note("job_revived", job_id=row.job_id)
-                return self.lifecycle.revive(row, owner)
+                return revived
             case _:
                 self.journal.note("hint_dropped", job_id=row.job_id, status=row.status)
         return None
@@ -242,18 +264,33 @@ class Execution:
             timeout = min(self.call_seconds, time_left() - CLOSING_SECONDS)
             if timeout <= 0:
                 raise ProviderTimeout("no time was left for the call")
-            provider = self.providers(question.model.provider)
-            answer = provider.ask(question, timeout_seconds=timeout, abandoned=lease.lost.is_set)
+            answer = self.providers(question.model.provider).ask(
+                question,
+                timeout_seconds=timeout,
+                abandoned=lease.lost.is_set,
+                background=Background(lease.handle, partial(self._remember, lease)) if job.background else None,
+            )
         except JobFailed as error:
-            self._conclude(job, error, self._attempt(job, error.code, question, error))
-        except PortUnavailable:  # the request or the key could not be read, so no call was made
+            self._conclude(lease, error, question)
+        except PortUnavailable as error:  # the request or the key could not be read, so no call was made
             with suppress(Conflict):
-                self.lifecycle.release(job)
+                self.lifecycle.release(job, error)
         except Exception as error:  # noqa: BLE001  a fault of ours must not leave the job to its lease, nor run it for ever
             self.journal.note("job_faulted", job_id=job.job_id, error=type(error).__name__)
-            self._conclude(job, InternalFault(), self._attempt(job, InternalFault.code, question))
+            self._conclude(lease, InternalFault(), question)
         else:
             self._keep(job, answer, self._attempt(job, "completed", question, answer))
+
+    def _remember(self, lease: Lease, handle: str) -> None:
+        """Note the name of a call that was just begun in the background."""
+        lease.handle = handle
+        try:
+            self.lifecycle.insist(lambda: self.lifecycle.remember(lease.job, handle))
+        except Conflict:
+            lease.lost.set()
+            lease.ended = True  # whoever has the job now does not know of this call
+        except PortUnavailable:
+            self.journal.note("call_unremembered", job_id=lease.job.job_id)  # it is answered now, or asked again
 
     def _keep(self, job: Job, answer: Answer, attempt: Attempt) -> None:
         """Store a paid answer, or at least what it cost."""
@@ -267,16 +304,51 @@ class Execution:
         if not self.lifecycle.complete(job, payload, attempt):
             self._discard(job, attempt)
 
-    def _conclude(self, job: Job, error: JobFailed, attempt: Attempt) -> None:
-        """End an attempt that brought no answer: try again later, or fail."""
+    def _conclude(self, lease: Lease, error: JobFailed, question: Question | None) -> None:
+        """End an attempt that brought no answer: try again later, ask another model, or fail."""
+        job, attempt = lease.job, self._attempt(lease.job, error.code, question, error)
         try:
-            if not isinstance(error, Abandoned) and (
-                self.lifecycle.put_back(job, error, attempt) or self.lifecycle.fail(job, error, attempt)
-            ):
+            if isinstance(error, Abandoned):
+                self._stop_call(lease, question, wanted=not lease.ended)
+            elif self.lifecycle.put_back(job, error, attempt, handle=lease.handle if error.goes_on else None):
+                return
+            elif (index := self._next_model(job, error, question)) is not None:
+                self.lifecycle.fall_back(job, index, error, attempt)
+                self._stop_call(lease, question, wanted=False)
+                return
+            elif self.lifecycle.fail(job, error, attempt):
+                self._stop_call(lease, question, wanted=False)
                 return
         except Conflict:
             pass
         self._discard(job, attempt)
+
+    def _stop_call(self, lease: Lease, question: Question | None, *, wanted: bool) -> None:
+        """End a call that goes on at the provider and that nobody will attach to."""
+        if lease.handle is not None and question is not None and not wanted:
+            try:
+                self.providers(question.model.provider).cancel(lease.handle)
+            except (JobFailed, PortUnavailable) as error:
+                self.journal.note("call_left_running", job_id=lease.job.job_id, error=error.code)
+
+    def _next_model(self, job: Job, error: JobFailed, question: Question | None) -> int | None:
+        """The index of the next model that may serve what this one could not, and that the request fits."""
+        if question is None or not error.elsewhere or self.clock.now() >= job.deadline_at:
+            return None
+        needed = -(-question.input_bytes // TOKEN_BYTES) + question.max_tokens
+        if isinstance(error, ContextLengthExceeded):
+            needed = max(needed, question.model.context_tokens + 1)
+        names = self._models(self._request(job))
+        for index in range(job.model_index + 1, len(names)):
+            model = self.catalogue.find(names[index])
+            if model is not None and model.context_tokens >= needed:
+                return index
+        return None
+
+    def _models(self, request: JobRequest) -> tuple[str, ...]:
+        """The model asked for, and its fallbacks in turn."""
+        fallbacks = self.fallback_models if request.fallback_models is None else tuple(request.fallback_models)
+        return (request.model or self.default_model, *fallbacks)
 
     def _discard(self, job: Job, attempt: Attempt) -> None:
         """The job is not ours any more; what the call cost is still true."""
@@ -296,18 +368,23 @@ class Execution:
             provider=question.model.provider if question else None,
             model=question.model.name if question else None,
             request_id=got.request_id if got is not None else None,
+            first_token_ms=got.first_token_ms if isinstance(got, Answer) else None,
             usage=usage,
             cost_micro_usd=self.price(question.model, usage) if question and usage else None,
         )
 
-    def _question(self, job: Job) -> Question:
-        """The stored request with the deployment's defaults filled in. Raises JobFailed if it cannot be run."""
+    def _request(self, job: Job) -> JobRequest:
+        """The stored request. Raises ProviderRefusedRequest if it is gone."""
         try:
             text = job.request.text if job.request.text is not None else self.payloads.get(job.request.key or "")
         except PayloadMissing as error:
             raise ProviderRefusedRequest("the stored request is gone") from error
-        request = JobRequest.model_validate(json.loads(text))
-        name = request.model or self.default_model
+        return JobRequest.model_validate(json.loads(text))
+
+    def _question(self, job: Job) -> Question:
+        """The stored request with the deployment's defaults filled in. Raises JobFailed if it cannot be run."""
+        request = self._request(job)
+        name = self._models(request)[job.model_index]
         model = self.catalogue.find(name)
         if model is None:
             raise ModelNotFound(f"this deployment no longer knows the model {name!r}")
@@ -317,6 +394,7 @@ class Execution:
             system_prompt=request.system_prompt,
             max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
             user_hash=_hashed(job.client_id, request.user_id) if request.user_id else None,
+            response_format=request.response_format,
             cache_key=_hashed(job.client_id, request.system_prompt) if request.system_prompt else None,
         )
 

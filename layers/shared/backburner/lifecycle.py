@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backburner.errors import DeadlinePassed, JobFailed, PortUnavailable, Undeliverable, WorkerLost
+from backburner.errors import (
+    DeadlinePassed,
+    JobFailed,
+    OutcomeUnknown,
+    PortUnavailable,
+    Undeliverable,
+    Unreachable,
+    WorkerLost,
+)
 from backburner.models import (
     DEAD_LETTER,
     Attempt,
@@ -27,7 +35,17 @@ from backburner.models import (
     NoticeStatus,
     Payload,
 )
-from backburner.ports import Chance, Clock, Conflict, DeadLetterQueue, Guard, HintQueue, JobStore, Journal, NoticeQueue
+from backburner.ports import (
+    Chance,
+    Clock,
+    Conflict,
+    DeadLetterQueue,
+    Guard,
+    HintQueue,
+    JobStore,
+    Journal,
+    NoticeQueue,
+)
 
 LEASE_MS = 30_000
 """A killed worker's job is free after this; with the repairer's minute that stays below 90 s."""
@@ -39,7 +57,8 @@ PATIENCE_MS_MAX = 3_600_000
 DELAY_SECONDS_MAX = 900
 """SQS delays a message by no more."""
 RELEASE_MS = 15_000
-"""A job that could not even be tried waits once or twice this: storage or the secret is out of reach."""
+RELEASE_MS_MAX = 300_000
+"""A job that could not even be tried waits about so long: storage or the secret is out of reach."""
 BACKOFF_SECONDS = 2.0
 BACKOFF_SECONDS_MAX = 300.0
 DEAD_SECONDS = 14 * 86_400
@@ -76,6 +95,8 @@ class Lifecycle:
     journal: Journal
     attempts_max: int = 3
     retention_seconds: int = 14 * 86_400
+    retry_unknown: bool = True
+    """Whether a call whose worker was lost is made again though it may have been paid for, or its job failed."""
 
     # ── Taking a job ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,6 +152,9 @@ class Lifecycle:
             error=None,
             outbox=(),
             attempts=1,
+            attempts_limit=None,
+            model_index=0,
+            handle=None,
             add_claims=1,
         )
 
@@ -138,6 +162,18 @@ class Lifecycle:
         """Extend the lease of a job being worked on. Raises Conflict when it is ours no more."""
         now = self.clock.now()
         self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), due_at=now + LEASE_MS)
+
+    def remember(self, job: Job, handle: str) -> None:
+        """Note the provider's name for the call, before waiting for it. Raises Conflict when it is ours no more."""
+        self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), handle=handle)
+
+    def may_try_again(self, job: Job) -> bool:
+        """Whether the run has attempts left, and time to begin one."""
+        return job.attempts < (job.attempts_limit or self.attempts_max) and self.clock.now() < job.deadline_at
+
+    def is_lost_for_good(self, job: Job) -> bool:
+        """Whether a job whose worker was lost has to end, rather than be taken by another."""
+        return not self.may_try_again(job) or (job.handle is None and not self.retry_unknown)
 
     # ── Ending an attempt ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,16 +198,17 @@ class Lifecycle:
             attempt=attempt,
         )
 
-    def put_back(self, job: Job, error: JobFailed, attempt: Attempt, *, alone: bool = False) -> bool:
+    def put_back(self, job: Job, error: JobFailed, attempt: Attempt, *, handle: str | None = None) -> bool:
         """Queue the job for another attempt, after a backoff that is never shorter than the provider asked for.
 
+        handle: the provider's name for a call that goes on; the next attempt attaches to it.
         False if no other attempt can be made (attempts used up, or the deadline comes first); then nothing is written.
         Raises Conflict when the job is ours no more.
         """
         now = self.clock.now()
         wait_ms = round(1000 * self.backoff_seconds(job.attempts, error.retry_after_seconds))
         available_at = now + wait_ms
-        if not error.retryable or job.attempts >= self.attempts_max or available_at >= job.deadline_at:
+        if not error.retryable or not self.may_try_again(job) or available_at >= job.deadline_at:
             return False
         row = self.store.update(
             job.job_id,
@@ -181,18 +218,41 @@ class Lifecycle:
             due_at=min(available_at + PATIENCE_MS, job.deadline_at),
             claimed_at=None,
             error=error.failure(),
+            handle=handle,
             append_log=(attempt,),
         )
         self.journal.note("job_put_back", job_id=job.job_id, code=error.code, wait_ms=wait_ms, attempt=job.attempts)
-        self._hint_or_leave_due(row, alone=alone)
+        self._hint_or_leave_due(row, alone=False)
         return True
 
-    def release(self, job: Job) -> None:
+    def fall_back(self, job: Job, model_index: int, error: JobFailed, attempt: Attempt) -> None:
+        """Queue the job for another model, which gets attempts of its own. Raises Conflict when it is ours no more."""
+        now = self.clock.now()
+        row = self.store.update(
+            job.job_id,
+            Guard(_PROCESSING, claims=job.claims),
+            status=JobStatus.QUEUED,
+            available_at=now,
+            due_at=min(now + PATIENCE_MS, job.deadline_at),
+            claimed_at=None,
+            error=error.failure(),
+            model_index=model_index,
+            attempts_limit=job.attempts + self.attempts_max,
+            handle=None,
+            append_log=(attempt,),
+        )
+        self.journal.note("job_fell_back", job_id=job.job_id, code=error.code, model_index=model_index)
+        self._hint_or_leave_due(row, alone=False)
+
+    def release(self, job: Job, cause: PortUnavailable) -> None:
         """Queue the job again since nothing could be asked of the provider just now. Waiting costs no attempt.
 
+        The pause grows with the job's wait. If it lasts until the deadline, the job fails with what stood in its way.
         Raises Conflict when the job is ours no more.
         """
-        available_at = self.clock.now() + RELEASE_MS + round(self.chance.uniform(0, RELEASE_MS))
+        now = self.clock.now()
+        pause_ms = min(max(now - job.created_at, RELEASE_MS), RELEASE_MS_MAX)
+        available_at = now + pause_ms + round(self.chance.uniform(0, RELEASE_MS))
         row = self.store.update(
             job.job_id,
             Guard(_PROCESSING, claims=job.claims),
@@ -200,9 +260,12 @@ class Lifecycle:
             available_at=available_at,
             due_at=min(available_at + PATIENCE_MS, job.deadline_at),
             claimed_at=None,
+            error=Unreachable(
+                f"The stored request or the provider's key could not be read: {cause.message}."
+            ).failure(),
             add_attempts=-1,
         )
-        self.journal.note("job_released", job_id=job.job_id)
+        self.journal.note("job_released", job_id=job.job_id, cause=cause.message)
         self._hint_or_leave_due(row, alone=False)
 
     def backoff_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
@@ -253,7 +316,7 @@ class Lifecycle:
         """Deal with a job whose worker was lost: another attempt, or the end when there is none left."""
         now = self.clock.now()
         lost = self._lost(job, now)
-        if job.attempts < self.attempts_max and now < job.deadline_at:
+        if not self.is_lost_for_good(job):
             row = self.store.update(
                 job.job_id,
                 Guard(_PROCESSING, claims=job.claims, due_by=now),
@@ -272,7 +335,7 @@ class Lifecycle:
             Guard(_PROCESSING, claims=job.claims, due_by=now),
             JobStatus.FAILED,
             dead=True,
-            error=WorkerLost().failure(),
+            error=(WorkerLost() if self.retry_unknown or job.handle else OutcomeUnknown()).failure(),
             attempt=lost,
         )
 
@@ -424,6 +487,7 @@ class Lifecycle:
                     guard,
                     status=status,
                     claimed_at=None,
+                    handle=None,
                     result=result,
                     error=error,
                     finished_at=now,
@@ -458,6 +522,6 @@ class Lifecycle:
 
     @staticmethod
     def _lost(job: Job, now: EpochMs) -> Attempt:
-        return Attempt(
-            number=job.attempts, outcome=WorkerLost.code, began_at=job.claimed_at or job.created_at, ended_at=now
-        )
+        # A call of which the provider told no name may have been answered and paid for, or never have begun.
+        outcome = OutcomeUnknown.code if job.handle is None else WorkerLost.code
+        return Attempt(job.attempts, outcome, began_at=job.claimed_at or job.created_at, ended_at=now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 
 MESSAGES_MAX = 1_000
 METADATA_BYTES_MAX = 16 * 1024
+FALLBACKS_MAX = 5
 MAX_TOKENS_MAX = 1_000_000
 DEADLINE_SECONDS_MAX = 7 * 24 * 3600
 NESTING_MAX = 32
@@ -76,6 +77,13 @@ def _nesting(value: Any, levels: int = NESTING_MAX) -> None:
             _nesting(item, levels - 1)
 
 
+def _bounded(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    _nesting(value)
+    if len(canonical_json(value).encode()) > METADATA_BYTES_MAX:
+        raise ValueError(f"larger than {METADATA_BYTES_MAX} bytes")
+    return value
+
+
 class Message(BaseModel):
     """One turn of a conversation."""
 
@@ -100,6 +108,21 @@ type Name = Annotated[str, StringConstraints(min_length=1, max_length=128, patte
 """Visible ASCII without spaces: safe in logs, headers, metrics and message attributes."""
 
 
+class ResponseFormat(BaseModel):
+    """Structured output: the answer is JSON that fits a schema, where the provider has it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    type: Literal["json_schema"]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    json_schema: dict[str, JsonValue] = Field(description=f"A JSON Schema object, at most {METADATA_BYTES_MAX} bytes.")
+
+    @field_validator("json_schema")
+    @classmethod
+    def _small_and_flat_enough(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        return _bounded(value)
+
+
 class JobRequest(BaseModel):
     """The body of `POST /jobs`. Unknown fields are refused by name; `null` counts as absent."""
 
@@ -114,6 +137,10 @@ class JobRequest(BaseModel):
     system_prompt: Annotated[str, StringConstraints(min_length=1)] | None = None
     model: Name | None = Field(None, description="Absent: the deployment's default.")
     provider: Name | None = Field(None, description="Absent: inferred from the model.")
+    fallback_models: Annotated[list[Name], Field(max_length=FALLBACKS_MAX)] | None = Field(
+        None, description="Asked in turn where the model cannot serve. Absent: the deployment's; empty: none."
+    )
+    response_format: ResponseFormat | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_MAX)] | None = Field(
         None, description="Most output tokens. Absent: the deployment's default."
     )
@@ -134,11 +161,7 @@ class JobRequest(BaseModel):
     @field_validator("metadata")
     @classmethod
     def _small_and_flat_enough(cls, value: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
-        if value is not None:
-            _nesting(value)
-            if len(canonical_json(value).encode()) > METADATA_BYTES_MAX:
-                raise ValueError(f"larger than {METADATA_BYTES_MAX} bytes")
-        return value
+        return value if value is None else _bounded(value)
 
     @model_validator(mode="after")
     def _one_question(self) -> Self:
@@ -169,11 +192,14 @@ def fingerprint(canonical_request: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who may submit jobs. `client_id` also names the client's message group in the queues."""
+    """Who may submit jobs. `client_id` also names the client's message group in the queues.
+
+    background: whether providers may keep this client's calls going in the background; None: as the deployment says.
+    """
 
     client_id: str
     name: str
-    disabled: bool = False
+    background: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +245,20 @@ class Question:
     user_hash: str | None = None
     cache_key: str | None = None
     """The same for all requests of one client with one system prompt."""
+    response_format: ResponseFormat | None = None
+
+    @property
+    def input_bytes(self) -> int:
+        """What is asked, in UTF-8."""
+        return sum(len(turn.content.encode()) for turn in self.messages) + len((self.system_prompt or "").encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider answered. `finish_reason` is `stop` or `length`."""
+    """What a provider answered. `finish_reason` is `stop`, `length`, or `unknown` for a new word of the provider's.
+
+    first_token_ms: from the call's begin to the first piece of text.
+    """
 
     text: str
     finish_reason: str
@@ -231,6 +266,7 @@ class Answer:
     provider: str
     usage: Usage
     request_id: str | None = None
+    first_token_ms: int | None = field(default=None, compare=False)  # an observation, not what was answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +280,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One line of a job's receipt. `outcome` is `completed`, an error code, or `discarded` for a late answer."""
+    """One line of a job's receipt.
+
+    outcome: `completed`, an error code, `discarded` for an answer that came too late, `outcome_unknown` for a worker
+    lost in the middle of a call, `worker_lost` where the call went on at the provider.
+    """
 
     number: int
     outcome: str
@@ -255,6 +295,7 @@ class Attempt:
     request_id: str | None = None
     usage: Usage | None = None
     cost_micro_usd: int | None = None
+    first_token_ms: int | None = None
 
 
 class NoticeStatus(StrEnum):
@@ -299,6 +340,9 @@ class Job:
     available_at: not to be started before.
     due_at: when somebody must look again; while processing, it is the end of the lease. None: nothing left to do.
     deadline_at: not to be started after.
+    attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.
+    model_index: 0 for the model asked for, n for the n-th fallback.
+    background: whether the call may go on at the provider without us; handle: the provider's name for that call.
     metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
     """
@@ -319,6 +363,10 @@ class Job:
     schema_version: int = SCHEMA_VERSION
     claims: int = 0
     attempts: int = 0
+    attempts_limit: int | None = None
+    model_index: int = 0
+    background: bool = False
+    handle: str | None = None
     claimed_at: EpochMs | None = None
     finished_at: EpochMs | None = None
     result: Payload | None = None

@@ -66,6 +66,9 @@ class Patch(TypedDict, total=False):
     claimed_at: EpochMs | None
     finished_at: EpochMs | None
     attempts: int
+    attempts_limit: int | None
+    model_index: int
+    handle: str | None
     result: Payload | None
     error: Failure | None
     outbox: tuple[Notice, ...]
@@ -74,9 +77,14 @@ class Patch(TypedDict, total=False):
     append_log: tuple[Attempt, ...]
 
 
+def cursor_at(created_at: EpochMs, job_id: str) -> str:
+    """Where a listing, newest first, goes on after the job created then, with this id."""
+    return base64.urlsafe_b64encode(canonical_json([created_at, job_id]).encode()).decode()
+
+
 def cursor_after(job: Job) -> str:
-    """Where a listing, newest first, goes on after this job."""
-    return base64.urlsafe_b64encode(canonical_json([job.created_at, job.job_id]).encode()).decode()
+    """Where a listing goes on after this job."""
+    return cursor_at(job.created_at, job.job_id)
 
 
 def position_of(cursor: str) -> tuple[EpochMs, str]:
@@ -177,11 +185,33 @@ class Catalogue(Protocol):
         """All of them, for people to read."""
 
 
-class Provider(Protocol):
-    """One LLM provider. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Leave to let a call go on at the provider when nobody waits for it, so that it can be attached to again.
 
-    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+    handle: the provider's name for a call that was begun before, to be attached to; None to begin one.
+    remember: stores the name of a call just begun, before it is waited for.
+    """
+
+    handle: str | None
+    remember: Callable[[str], None]
+
+
+class Provider(Protocol):
+    """One LLM provider. Thread-safe. One that cannot let calls go on ignores `background`, and never `remember`s."""
+
+    def ask(
+        self,
+        question: Question,
+        *,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None = None,
+    ) -> Answer:
         """Make one call, and only one. Raises JobFailed; Abandoned soon after `abandoned()` turns true."""
+
+    def cancel(self, handle: str) -> None:
+        """Stop a call that goes on, if it still does; says nothing of the outcome."""
 
 
 class Clock(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +29,7 @@ class Common(Settings):
     dead_letter_queue_url: str
     retention_days: Annotated[int, Field(ge=1, le=365)]
     max_attempts: Annotated[int, Field(ge=1, le=10)]
+    on_unknown_outcome: Literal["retry", "fail"]
 
 
 class EndpointSettings(Common):
@@ -37,6 +38,7 @@ class EndpointSettings(Common):
     clients_table: str
     default_model: str
     default_deadline_seconds: Annotated[int, Field(ge=60, le=604_800)]
+    background_calls: bool = False
     extra_models: str = ""
 
 
@@ -49,6 +51,7 @@ class WorkerSettings(Common):
     default_model: str
     default_max_tokens: Annotated[int, Field(ge=1, le=128_000)]
     call_timeout_seconds: Annotated[int, Field(ge=5, le=840)]
+    fallback_models: str = ""
     extra_models: str = ""
 
 

@@ -54,6 +54,7 @@ class Submission:
     lanes: frozenset[Lane]
     deadline_seconds: int = 86_400
     retention_seconds: int = 14 * 86_400
+    background: bool = False
 
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
@@ -117,6 +118,12 @@ class Submission:
             raise InvalidRequest(f"unknown model {name!r}; this deployment knows: {known}", field="model")
         if request.provider is not None and request.provider != model.provider:
             raise InvalidRequest(f"model {name!r} belongs to provider {model.provider!r}", field="provider")
+        for index, fallback in enumerate(request.fallback_models or ()):
+            if self.catalogue.find(fallback) is None:
+                known = ", ".join(self.catalogue.names())
+                raise InvalidRequest(
+                    f"unknown model {fallback!r}; this deployment knows: {known}", field=f"fallback_models.{index}"
+                )
         if request.max_tokens is not None and request.max_tokens > model.output_tokens_max:
             raise InvalidRequest(f"model {name!r} writes at most {model.output_tokens_max} tokens", field="max_tokens")
         if request.lane not in self.lanes:
@@ -143,6 +150,7 @@ class Submission:
             deadline_seconds=deadline_seconds,
             expires_at=now // 1000 + deadline_seconds + self.retention_seconds,
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
+            background=self.background if client.background is None else client.background,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
         )
 

@@ -32,7 +32,7 @@ from backburner.models import (
     Usage,
     canonical_json,
 )
-from backburner.ports import Conflict, Guard, Patch, cursor_after, position_of
+from backburner.ports import Conflict, Guard, Patch, cursor_after, cursor_at, position_of
 
 type Item = dict[str, Any]
 
@@ -41,12 +41,14 @@ CLIENT_INDEX: Final = "by_client"
 DUE_SHARDS: Final = 8
 """The due index is spread over so many keys: one key takes 1,000 writes a second, a job causes about four."""
 
+LOOKED_AT_MAX = 1_000
+"""Rows that one request looks at for a rare status: some 20 round trips, well within a request's time."""
 KEYS_MAX = 100
 """DynamoDB reads so many rows by key in one request."""
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
-    "claimed_at", "finished_at",
+    "claimed_at", "finished_at", "attempts_limit",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata")
@@ -87,6 +89,9 @@ def _text(text: str | None) -> Item | None:
 
 _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "metadata": _text,
+    "handle": _text,
+    "model_index": lambda index: _number(index) if index else None,
+    "background": lambda background: {"BOOL": True} if background else None,
     "error": lambda error: _text(error and canonical_json(asdict(error))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
     "targets": lambda targets: _text(canonical_json(list(targets)) if targets else None),
@@ -127,6 +132,9 @@ def job_of(item: Item) -> Job:
         result=_payload(item, "result"),
         error=Failure(**error) if error else None,
         log=tuple(_attempt(entry["S"]) for entry in item.get("log", {"L": []})["L"]),
+        model_index=int(item.get("model_index", {"N": "0"})["N"]),
+        background="background" in item,
+        handle=item.get("handle", {}).get("S"),
         metadata=item.get("metadata", {}).get("S"),
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
         outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),
@@ -272,6 +280,7 @@ class JobsTable:
         """A page of the client's jobs, newest first; without their requests and results. Raises InvalidRequest."""
         start: Item | None = _cursor_key(cursor, client_id) if cursor else None
         found: list[Job] = []
+        looked_at = 0
         while len(found) <= limit:  # one more than asked for tells whether another page follows
             with translated():
                 page = self._client.query(
@@ -286,8 +295,13 @@ class JobsTable:
             jobs = self._rows([item["job_id"]["S"] for item in page["Items"]])
             found += [job for job in jobs if status in (None, job.status)]
             start = page.get("LastEvaluatedKey")
+            looked_at += len(jobs)
             if start is None:
                 break
+            if (
+                looked_at >= LOOKED_AT_MAX and len(found) <= limit
+            ):  # a short page, with the cursor of what was looked at
+                return found, cursor_at(int(start["created_at"]["N"]), start["job_id"]["S"])
         return found[:limit], cursor_after(found[limit - 1]) if len(found) > limit else None
 
     def _rows(self, job_ids: Sequence[str]) -> list[Job]:
@@ -334,4 +348,8 @@ class ClientsTable:
         item = reply.get("Item")
         if item is None or item.get("disabled", {}).get("BOOL", False):
             return None
-        return Client(client_id=item["client_id"]["S"], name=item.get("name", {}).get("S", ""))
+        return Client(
+            client_id=item["client_id"]["S"],
+            name=item.get("name", {}).get("S", ""),
+            background=item.get("background", {}).get("BOOL"),
+        )

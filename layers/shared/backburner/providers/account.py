@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backburner.errors import Authentication, PortUnavailable
-from backburner.models import Answer
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Account:
     key: Callable[[], str]
     refresh: Callable[[str], bool]
 
-    def use(self, call: Callable[[str], Answer]) -> Answer:
+    def use[T](self, call: Callable[[str], T]) -> T:
         """Call with the key; once more if it was refused and has since been changed. Raises Authentication."""
         key = self._usable()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from backburner.errors import (
     Refused,
 )
 from backburner.models import Answer, Question, Usage
+from backburner.ports import Background
 from backburner.providers import faults, wire
 from backburner.providers.account import Account
 
@@ -44,9 +46,19 @@ class Anthropic:
             http_client=wire.http_client(),
         )
 
-    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+    def ask(
+        self,
+        question: Question,
+        *,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None = None,  # noqa: ARG002  calls end with their connection here
+    ) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
         return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned))
+
+    def cancel(self, handle: str) -> None:
+        """No call goes on here."""
 
     def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
         call = _Call(question)
@@ -79,6 +91,8 @@ class _Call:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.parts: list[str] = []
+        self.asked_at = time.monotonic()
+        self.first_token_ms: int | None = None
         self.began = False
         self.exact = False
         self.stop_reason: str | None = None
@@ -126,6 +140,7 @@ class _Call:
             if not isinstance(event.delta.text, str):
                 raise TypeError("a piece of an answer is text")
             self.parts.append(event.delta.text)
+            self.first_token_ms = self.first_token_ms or round(1000 * (time.monotonic() - self.asked_at))
         elif event.type == "message_delta":
             self.stop_reason = event.delta.stop_reason
             self._count(event.usage)
@@ -144,7 +159,7 @@ class _Call:
             raise EmptyAnswer(limit if self.stop_reason == "max_tokens" else None, **about)
         usage = about["usage"] or Usage(estimated=True)
         reason = _REASONS.get(self.stop_reason or "", "unknown")
-        return Answer(text, reason, self.question.model.name, NAME, usage, self.request_id)
+        return Answer(text, reason, self.question.model.name, NAME, usage, self.request_id, self.first_token_ms)
 
     def _count(self, usage: Any) -> None:
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
@@ -164,6 +179,9 @@ def _arguments(question: Question) -> dict[str, Any]:
         if len(question.system_prompt.encode()) >= CACHED_BYTES_MIN:
             system["cache_control"] = {"type": "ephemeral"}
         arguments["system"] = [system]
+    if question.response_format is not None:
+        schema = question.response_format.json_schema
+        arguments["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
     if question.user_hash is not None:
         arguments["metadata"] = {"user_id": question.user_hash}
     return arguments

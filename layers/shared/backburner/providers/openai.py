@@ -6,15 +6,18 @@ chat completions, which is what compatible servers have.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import openai
 
 from backburner.errors import (
+    ConnectionLost,
     ContentFiltered,
     EmptyAnswer,
     JobFailed,
@@ -23,10 +26,13 @@ from backburner.errors import (
     Refused,
 )
 from backburner.models import Answer, Question, Usage
+from backburner.ports import Background
 from backburner.providers import faults, wire
 from backburner.providers.account import Account
 
 NAME = "openai"
+CANCEL_SECONDS = 5.0
+POLL_SECONDS = 2.0
 _CHAT_REASONS = {"stop": "stop", "length": "length"}
 
 
@@ -42,12 +48,36 @@ class OpenAI:
             http_client=wire.http_client(),
         )
 
-    def ask(self, question: Question, *, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
+    def ask(
+        self,
+        question: Question,
+        *,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None = None,
+    ) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
-        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned))
+        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned, background))
 
-    def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
-        call = _Responses(question) if question.model.api == "responses" else _Chat(question)
+    def cancel(self, handle: str) -> None:
+        """Stop a background response, if it is still being written. Raises JobFailed if that is not known."""
+        with wire.watching(CANCEL_SECONDS, lambda: False) as watch:
+            try:
+                self._account.use(
+                    lambda key: self._client.with_options(api_key=key, timeout=watch.timeout()).responses.cancel(handle)
+                )
+            except (openai.APIError, httpx2.HTTPError, *faults.UNREADABLE) as error:
+                raise _translated(error, watch, None, None) from error
+
+    def _ask(
+        self,
+        key: str,
+        question: Question,
+        timeout_seconds: float,
+        abandoned: Callable[[], bool],
+        background: Background | None,
+    ) -> Answer:
+        call = _Responses(question, background) if question.model.api == "responses" else _Chat(question)
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
             try:
@@ -76,6 +106,8 @@ class _Call(ABC):
     def __init__(self, question: Question) -> None:
         self.question = question
         self.parts: list[str] = []
+        self.asked_at = time.monotonic()
+        self.first_token_ms: int | None = None
         self.usage: Usage | None = None
         self.began = False
         self.request_id: str | None = None
@@ -85,6 +117,8 @@ class _Call(ABC):
         if not isinstance(text, str):
             raise TypeError("a piece of an answer is text")
         self.parts.append(text)
+        if text and self.first_token_ms is None:
+            self.first_token_ms = round(1000 * (time.monotonic() - self.asked_at))
 
     def usage_so_far(self) -> Usage | None:
         """The provider's count, or a guess once the reply has begun; None before."""
@@ -116,29 +150,24 @@ class _Call(ABC):
                 "The token limit was reached before any text; raise max_tokens." if finish_reason == "length" else None
             )
             raise EmptyAnswer(reason, usage=usage, request_id=self.request_id)
-        return Answer(text, finish_reason, self.question.model.name, NAME, usage, self.request_id)
+        return Answer(text, finish_reason, self.question.model.name, NAME, usage, self.request_id, self.first_token_ms)
 
 
 class _Responses(_Call):
+    """A call through the Responses API; with leave for the background, one that outlives its worker."""
+
+    def __init__(self, question: Question, background: Background | None) -> None:
+        super().__init__(question)
+        self.background = background
+
     def run(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
-        question = self.question
-        arguments: dict[str, Any] = {
-            "instructions": question.system_prompt,
-            "safety_identifier": question.user_hash,
-            "prompt_cache_key": question.cache_key,
-        }
-        stream = client.responses.create(
-            model=question.model.name,
-            input=[{"role": turn.role, "content": turn.content} for turn in question.messages],
-            max_output_tokens=question.max_tokens,
-            store=False,
-            stream=True,
-            **{name: value for name, value in arguments.items() if value is not None},
-        )
+        stream = self._open(client)
+        if stream is None:
+            return self._poll(client, watch)
         with stream:
             self.request_id = stream.response.headers.get("x-request-id")
             for event in stream:
-                self.began = True
+                self._name(event)
                 if event.type == "response.output_text.delta":
                     self.say(event.delta)
                 elif event.type in ("response.completed", "response.incomplete", "response.failed"):
@@ -151,8 +180,57 @@ class _Responses(_Call):
                     raise faults.failure_of(
                         None, event.to_dict(), {}, usage=self.usage_so_far(), request_id=self.request_id
                     )
+        if self.background is not None:  # it goes on at the provider; the next attempt attaches to it
+            raise ConnectionLost(usage=self.usage_so_far(), request_id=self.request_id)
         early = "The provider's stream ended early."
         raise ProviderFault(early, usage=self.usage_so_far(), request_id=self.request_id)
+
+    def _open(self, client: openai.OpenAI) -> Any:
+        """The stream of a response begun before, or of a new one; None for one that can only be polled."""
+        if self.background is not None and self.background.handle is not None:
+            try:
+                return client.responses.retrieve(self.background.handle, stream=True)
+            except openai.BadRequestError:
+                return None
+            except openai.NotFoundError:  # the provider keeps it no longer, or never began it
+                self.background = replace(self.background, handle=None)
+        question = self.question
+        arguments: dict[str, Any] = {
+            "instructions": question.system_prompt,
+            "safety_identifier": question.user_hash,
+            "prompt_cache_key": question.cache_key,
+            "background": True if self.background is not None else None,
+        }
+        if question.response_format is not None:
+            wanted = question.response_format
+            schema = {"type": "json_schema", "name": wanted.name, "schema": wanted.json_schema, "strict": True}
+            arguments["text"] = {"format": schema}
+        return client.responses.create(
+            model=question.model.name,
+            input=[{"role": turn.role, "content": turn.content} for turn in question.messages],
+            max_output_tokens=question.max_tokens,
+            store=self.background is not None,  # the provider keeps what goes on without us
+            stream=True,
+            **{name: value for name, value in arguments.items() if value is not None},
+        )
+
+    def _name(self, event: Any) -> None:
+        """Have the response's name remembered before it is waited for."""
+        response = None if self.began else getattr(event, "response", None)
+        self.began = True
+        if response is not None and self.background is not None and self.background.handle is None:
+            self.background.remember(str(response.id))
+
+    def _poll(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
+        """Wait for a background response that cannot be streamed."""
+        handle = (self.background.handle if self.background is not None else None) or ""
+        while True:
+            response = client.responses.retrieve(handle)
+            self.began = True
+            if response.status not in ("queued", "in_progress"):
+                return self._ended(response)
+            time.sleep(POLL_SECONDS)
+            watch.check()
 
     def _ended(self, response: Any) -> Answer:
         if response.usage is not None:
@@ -185,12 +263,18 @@ class _Chat(_Call):
         turns: list[Any] = [{"role": turn.role, "content": turn.content} for turn in question.messages]
         if question.system_prompt is not None:
             turns.insert(0, {"role": "system", "content": question.system_prompt})
+        extra: dict[str, Any] = {}
+        if question.response_format is not None:
+            wanted = question.response_format
+            schema = {"name": wanted.name, "schema": wanted.json_schema, "strict": True}
+            extra["response_format"] = {"type": "json_schema", "json_schema": schema}
         stream = client.chat.completions.create(
             model=question.model.name,
             messages=turns,
             max_tokens=question.max_tokens,  # the older name, which every compatible server knows
             stream=True,
             stream_options={"include_usage": True},
+            **extra,
         )
         with stream:
             self.request_id = stream.response.headers.get("x-request-id")

@@ -93,9 +93,10 @@ class _WatchedStream(httpx2.SyncByteStream):
     def _guard(self) -> None:
         """Closing a stream does not wake a thread that reads from it; shutting its socket down does."""
         while not self._done.wait(LOOK_SECONDS):
-            if self._watch.is_over() and self._connection is not None:
-                with suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+            if self._watch.is_over():
+                if self._connection is not None:
+                    with suppress(OSError):
+                        self._connection.shutdown(socket.SHUT_RDWR)
                 return
 
 
