@@ -14,6 +14,7 @@ from moto.dynamodb.responses import DynamoHandler
 
 from tests.fakes.provider import Config, FakeProvider
 from tests.integration.deployed import CREDENTIALS, Deployed, deploy, resources
+from tests.integration.roads import close_all
 
 FOREIGN = ("AWS_", "OPENAI_", "ANTHROPIC_")
 """What a developer's shell may hold and no test may use."""
@@ -30,6 +31,7 @@ def provider(_server: FakeProvider) -> Iterator[FakeProvider]:
     """A fake provider on loopback that has heard nothing yet."""
     _server.config = Config()
     yield _server
+    close_all()
     _server.reset()
 
 

@@ -17,6 +17,16 @@ from tests.fakes.provider import anthropic_error, openai_error
 KEY = "sk-test-0123456789abcdef"
 
 
+OPENED: list[Any] = []
+"""Providers whose connections are to be closed when their test is over."""
+
+
+def close_all() -> None:
+    """Close the connections of every provider opened since."""
+    while OPENED:
+        OPENED.pop()._client.close()
+
+
 @dataclass
 class Keyring:
     """The secret: `keys` are handed out one after the other, each refresh bringing the next."""
@@ -51,7 +61,9 @@ class Road:
         """The provider as bootstrap would make it."""
         keyring = keyring or Keyring()
         account = Account(self.provider, keyring.key, keyring.refresh)
-        return Anthropic(account, base_url) if self.is_anthropic else OpenAI(account, f"{base_url}/v1")
+        made = Anthropic(account, base_url) if self.is_anthropic else OpenAI(account, f"{base_url}/v1")
+        OPENED.append(made)
+        return made
 
     def error(self, message: str, kind: str, code: str | None = None) -> dict[str, Any]:
         """An error body in this provider's shape."""

@@ -180,8 +180,8 @@ MUTANTS = (
     Mutant(
         "cancel over a final status",
         "lifecycle.py",
-        "return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED)",
-        "return self._end(job, Guard(_UNFINISHED | _FINAL), JobStatus.CANCELLED)",
+        "return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED, patient=False)",
+        "return self._end(job, Guard(_UNFINISHED | _FINAL), JobStatus.CANCELLED, patient=False)",
     ),
     Mutant(
         "leave the policy's dead letters unexplained",

@@ -300,7 +300,11 @@ class Execution:
         if len(body.encode()) > INLINE_BYTES_MAX:
             key = f"results/{job.job_id}/{job.claims}"
             payload = Payload(None, key)
-            self.lifecycle.insist(lambda: self.payloads.put(key, body))
+            try:
+                self.lifecycle.insist(lambda: self.payloads.put(key, body))
+            except PortUnavailable:
+                self._discard(job, attempt)  # its cost is true all the same
+                raise
         if not self.lifecycle.complete(job, payload, attempt):
             self._discard(job, attempt)
 
@@ -360,7 +364,7 @@ class Execution:
         self, job: Job, outcome: str, question: Question | None = None, got: Answer | JobFailed | None = None
     ) -> Attempt:
         usage = got.usage if got is not None else None
-        return Attempt(
+        attempt = Attempt(
             number=job.attempts,
             outcome=outcome,
             began_at=job.claimed_at or job.created_at,
@@ -372,6 +376,24 @@ class Execution:
             usage=usage,
             cost_micro_usd=self.price(question.model, usage) if question and usage else None,
         )
+        self.journal.note(
+            "call_ended",
+            job_id=job.job_id,
+            client_id=job.client_id,
+            lane=job.lane,
+            attempt=job.attempts,
+            outcome=outcome,
+            provider=attempt.provider,
+            model=attempt.model,
+            request_id=attempt.request_id,
+            call_ms=attempt.ended_at - attempt.began_at,
+            first_token_ms=attempt.first_token_ms,
+            input_tokens=usage.input_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            cost_micro_usd=attempt.cost_micro_usd,
+        )
+        return attempt
 
     def _request(self, job: Job) -> JobRequest:
         """The stored request. Raises ProviderRefusedRequest if it is gone."""

@@ -22,6 +22,7 @@ from backburner.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    PayloadMissing,
     PortUnavailable,
     Refusal,
     TooLarge,
@@ -258,7 +259,11 @@ def job_document(job: Job, submission: Submission) -> str:
         receipt=[_receipt_line(attempt) for attempt in job.log] or None,
     )
     if job.result is not None:
-        full = _dumps(document | {"result": json.loads(submission.text_of(job.result))})
+        try:
+            result = json.loads(submission.text_of(job.result))
+        except PayloadMissing:
+            return _dumps(document | {"result_note": "The result is no longer stored."})
+        full = _dumps(document | {"result": result})
         if len(_dumps(full).encode()) <= REPLY_BYTES_MAX:
             return full
         document["result_url"] = submission.link_to(job.result, LINK_SECONDS)

@@ -296,7 +296,7 @@ class Lifecycle:
 
     def cancel(self, job: Job) -> bool:
         """Withdraw a job, whether it waits or is being worked on; its worker learns it at the next renewal."""
-        return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED)
+        return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED, patient=False)  # the caller is waiting
 
     def expire(self, job: Job) -> bool:
         """End a queued job whose deadline has passed: expired if it never started, else failed as it last did."""
@@ -472,6 +472,7 @@ class Lifecycle:
         status: JobStatus,
         *,
         dead: bool = False,
+        patient: bool = True,
         result: Payload | None = None,
         error: Failure | None = None,
         attempt: Attempt | None = None,
@@ -480,23 +481,25 @@ class Lifecycle:
         now = self.clock.now()
         outbox = tuple(Notice(target) for target in ((DEAD_LETTER,) if dead else ()) + job.targets)
         patch_log = (attempt,) if attempt is not None else ()
-        try:
-            row = self.insist(
-                lambda: self.store.update(
-                    job.job_id,
-                    guard,
-                    status=status,
-                    claimed_at=None,
-                    handle=None,
-                    result=result,
-                    error=error,
-                    finished_at=now,
-                    due_at=now + PATIENCE_MS if outbox else None,
-                    outbox=outbox,
-                    expires_at=max(job.expires_at, now // 1000 + DEAD_SECONDS) if dead else job.expires_at,
-                    append_log=patch_log,
-                )
+
+        def write() -> Job:
+            return self.store.update(
+                job.job_id,
+                guard,
+                status=status,
+                claimed_at=None,
+                handle=None,
+                result=result,
+                error=error,
+                finished_at=now,
+                due_at=now + PATIENCE_MS if outbox else None,
+                outbox=outbox,
+                expires_at=max(job.expires_at, now // 1000 + DEAD_SECONDS) if dead else job.expires_at,
+                append_log=patch_log,
             )
+
+        try:
+            row = self.insist(write) if patient else write()
         except Conflict as conflict:
             standing = conflict.current
             if standing is None or (standing.status, standing.finished_at, standing.error) != (status, now, error):

@@ -1,0 +1,658 @@
+"""Permissions: each action that a function's role may do is needed, shown by taking it away on the deployed stack.
+
+A probe does something that ought to fail while its action is `lacking`, and sees it succeed afterwards. The table
+PROBES names one for every function, action and kind of resource that the deployed policies allow; no more, no less.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import boto3
+import pytest
+
+from cli.clients import create_client
+from tests.e2e.conftest import Fake, Stack, until
+from tests.fakes.emulated import worker_processes
+
+pytestmark = pytest.mark.e2e
+
+FUNCTIONS = ("ingest", "status", "worker", "repair")
+
+LATER_SECONDS = 600
+"""The provider puts a parked job off for so long: longer than these tests take."""
+SHORT_SECONDS = 14
+"""A worker's timeout that is too short to begin a job: CLOSING_SECONDS + CALL_SECONDS_MIN of execution.py are 15."""
+LARGE = 150_000
+"""Characters; beyond INLINE_BYTES_MAX, so kept in S3."""
+
+# ── The deployed policies ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Grant(NamedTuple):
+    """What one function may do to one kind of resource."""
+
+    function: str
+    action: str
+    resource: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An inline policy of a function's role, as deployed."""
+
+    function: str
+    role: str
+    name: str
+    document: dict[str, Any]
+
+
+def policies(stack: Stack) -> list[Policy]:
+    """The inline policies of the functions' roles."""
+    iam, functions = stack.aws("iam"), stack.aws("lambda")
+    found = []
+    for function in FUNCTIONS:
+        arn = functions.get_function_configuration(FunctionName=_function_name(stack, function))["Role"]
+        role = arn.rpartition("/")[2]
+        assert not iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+        for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:
+            document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+            found.append(Policy(function, role, name, document))
+    return found
+
+
+def grants(stack: Stack, policy: Policy) -> Iterator[tuple[int, Grant]]:
+    """Every action on every resource that the policy allows, with the number of its statement."""
+    for number, statement in enumerate(policy.document["Statement"]):
+        assert statement["Effect"] == "Allow"
+        for action in _many(statement["Action"]):
+            for resource in _many(statement["Resource"]):
+                yield number, Grant(policy.function, action, _kind(stack, policy.function, resource))
+
+
+def without(document: dict[str, Any], number: int, action: str) -> dict[str, Any]:
+    """The policy without one action of one statement; without the statement if it has no other."""
+    statements = [dict(statement) for statement in document["Statement"]]
+    left = [other for other in _many(statements[number]["Action"]) if other != action]
+    statements[number : number + 1] = [{**statements[number], "Action": left}] if left else []
+    return {**document, "Statement": statements}
+
+
+def _many(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _kind(stack: Stack, function: str, arn: str) -> str:
+    """The resource as the template calls it, with index or prefix: its name is another in each stack."""
+    outputs = stack.outputs
+    kinds = {
+        f"table/{outputs['JobsTableName']}": "JobsTable",
+        f"table/{outputs['ClientsTableName']}": "ClientsTable",
+        outputs["PayloadsBucketName"]: "PayloadsBucket",
+        outputs["StandardQueueUrl"].rpartition("/")[2]: "StandardQueue",
+        outputs["DeadLetterQueueUrl"].rpartition("/")[2]: "DeadLetterQueue",
+        outputs["ProviderSecretArn"].split(":", 5)[5]: "ProviderSecret",
+        f"log-group:{_log_group(stack, function)}:*": "Logs",
+    }
+    name = arn.split(":", 5)[5]
+    for full, kind in kinds.items():
+        if name == full or name.startswith(f"{full}/"):
+            return kind + name.removeprefix(full)
+    return arn
+
+
+def _function_name(stack: Stack, function: str) -> str:
+    return stack.outputs[f"{function.capitalize()}FunctionName"]
+
+
+def _log_group(stack: Stack, function: str) -> str:
+    reply = stack.aws("lambda").get_function_configuration(FunctionName=_function_name(stack, function))
+    return str(reply["LoggingConfig"]["LogGroup"])
+
+
+# ── What a probe works with ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The stack, and a way to take the probe's action away for a while."""
+
+    stack: Stack
+    fake: Fake
+    mark: str
+    lacking: Callable[[], AbstractContextManager[None]]
+
+    def post(self, **fields: Any) -> int:
+        """Status of POST /jobs; the same job each time."""
+        asked = {"prompt": self.mark, **fields}
+        return self.stack.http().post("/jobs", json=asked, headers={"Idempotency-Key": self.mark}).status_code
+
+    def get(self, path: str) -> int:
+        """Status of GET."""
+        return self.stack.http().get(path).status_code
+
+    def with_a_new_key(self) -> Scene:
+        """As a client whom no warm function knows."""
+        factory: Any = boto3.resource
+        tables = factory(
+            "dynamodb",
+            endpoint_url=self.stack.endpoint_url,
+            region_name=self.stack.region,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        table = tables.Table(self.stack.outputs["ClientsTableName"])
+        key = create_client(table, f"client-{uuid.uuid4().hex}", "a new client", time.time_ns() // 1_000_000)
+        return replace(self, stack=replace(self.stack, api_key=key))
+
+    def parked(self, *steps: dict[str, Any], prompt: str = "") -> str:
+        """A job that its provider put off for long: queued, with no hint on its way. Later calls get the steps."""
+        off = {
+            "status": 429,
+            "headers": {"retry-after": str(LATER_SECONDS)},
+            "body": {"error": {"code": "rate_limit_exceeded"}},
+        }
+        self.fake.script(self.mark, off, *(steps or ({"text": "at last"},)))
+        job_id: str = self.stack.submit(key=self.mark, prompt=self.mark + prompt, max_tokens=100_000)["job_id"]
+
+        def put_off() -> bool:
+            job = self.stack.job(job_id)
+            return job["status"] == "queued" and bool(job.get("receipt"))
+
+        until(put_off, 30, lambda: f"not put off: {self.stack.job(job_id)}")
+        return job_id
+
+    def turn(self, job_id: str, *instants: str) -> None:
+        """Let these instants of the row be long past."""
+        self.stack.aws("dynamodb").update_item(
+            TableName=self.stack.outputs["JobsTableName"],
+            Key={"job_id": {"S": job_id}},
+            UpdateExpression="SET " + ", ".join(f"{instant} = :past" for instant in instants),
+            ConditionExpression="attribute_exists(due_at)",
+            ExpressionAttributeValues={":past": {"N": "1"}},
+        )
+
+    def instant(self, job_id: str, name: str) -> int:
+        """One of the row's, in epoch milliseconds."""
+        row = self.stack.aws("dynamodb").get_item(
+            TableName=self.stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
+        )["Item"]
+        return int(row[name]["N"])
+
+    def is_due(self, job_id: str) -> bool:
+        """Whether the row says that somebody must look at it."""
+        return self.instant(job_id, "due_at") <= time.time_ns() // 1_000_000
+
+    def status(self, job_id: str) -> str:
+        """The job's."""
+        return str(self.stack.job(job_id)["status"])
+
+    def work(self, job_id: str) -> bool:
+        """Give a worker a hint, and wait; whether it did what was to be done, so that the hint is deleted."""
+        hint = {"messageId": "hint", "body": json.dumps({"job_id": job_id, "v": 1})}
+        reply = self.stack.aws("lambda").invoke(
+            FunctionName=_function_name(self.stack, "worker"), Payload=json.dumps({"Records": [hint]})
+        )
+        answer = json.loads(reply["Payload"].read())
+        assert "FunctionError" not in reply, answer
+        failures: list[Any] = answer["batchItemFailures"]
+        return not failures
+
+    def repair_fails(self) -> bool:
+        """Let the repairer run; whether it ended with an error."""
+        reply = self.stack.aws("lambda").invoke(FunctionName=_function_name(self.stack, "repair"), Payload=b"{}")
+        return "FunctionError" in reply
+
+    def finish(self, job_id: str) -> None:
+        """With all permissions, the row brings the job to its end: repairer, queue, worker."""
+        with suppress(self.stack.aws("dynamodb").exceptions.ConditionalCheckFailedException):
+            self.turn(job_id, "due_at", "available_at")
+        self.stack.repair()
+        assert self.stack.ended(job_id)["status"] == "completed"
+
+    @contextmanager
+    def short_of_time(self) -> Iterator[None]:
+        """Workers have no time to begin a job."""
+        functions, name = self.stack.aws("lambda"), _function_name(self.stack, "worker")
+        seconds = functions.get_function_configuration(FunctionName=name)["Timeout"]
+        functions.update_function_configuration(FunctionName=name, Timeout=SHORT_SECONDS)
+        try:
+            yield
+        finally:
+            functions.update_function_configuration(FunctionName=name, Timeout=seconds)
+
+    def delayed_hints(self) -> int:
+        """How many hints wait for their time."""
+        return _depth(self.stack, "StandardQueue", "Delayed")
+
+    def is_explained(self, word: str) -> bool:
+        """Whether the repairer, given a letter without a reason, puts one with a reason in its place."""
+        text, before = f"{word} {self.mark}", self.all_letters()
+        self.stack.aws("sqs").send_message(QueueUrl=self.stack.outputs["DeadLetterQueueUrl"], MessageBody=text)
+        self.stack.repair()
+        reasons = [letter.get("MessageAttributes", {}).get("reason") for letter in self.stack.dead_letters(text)]
+        return any(reasons) and self.all_letters() == before + 1
+
+    def all_letters(self) -> int:
+        """How many letters there are, also those out of sight since somebody has just looked at them."""
+        return _depth(self.stack, "DeadLetterQueue", "", "NotVisible")
+
+    def hints_in_hand(self) -> int:
+        """How many hints were received and not yet deleted."""
+        return _depth(self.stack, "StandardQueue", "NotVisible")
+
+    def lose_object(self, prefix: str) -> None:
+        """Delete the one object of the payloads bucket with this prefix."""
+        s3, bucket = self.stack.aws("s3"), self.stack.outputs["PayloadsBucketName"]
+        (found,) = s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+        s3.delete_object(Bucket=bucket, Key=found["Key"])
+
+    def road(self) -> str:
+        """A job by way of all functions; its id."""
+        job_id: str = self.stack.submit(prompt=self.mark)["job_id"]
+        assert self.stack.ended(job_id)["status"] == "completed"
+        self.stack.repair()
+        return job_id
+
+    def lines(self, function: str, began: int) -> list[str]:
+        """What the function has logged since, in epoch milliseconds."""
+        reply = self.stack.aws("logs").filter_log_events(logGroupName=_log_group(self.stack, function), startTime=began)
+        return [event["message"] for event in reply["events"]]
+
+
+def _depth(stack: Stack, queue: str, *states: str) -> int:
+    """Messages in these states, "" for visible, all counted at one moment."""
+    names = [f"ApproximateNumberOfMessages{state}" for state in states]
+    reply = stack.aws("sqs").get_queue_attributes(QueueUrl=stack.outputs[f"{queue}Url"], AttributeNames=names)
+    return sum(int(reply["Attributes"][name]) for name in names)
+
+
+# ── The probes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_request_is_stored(scene: Scene) -> None:
+    """503, and nothing is there; then accepted."""
+    with scene.lacking():
+        assert scene.post() == 503
+    reply = scene.stack.http().post("/jobs", json={"prompt": scene.mark}, headers={"Idempotency-Key": scene.mark})
+    assert reply.status_code == 202
+    assert "Idempotent-Replayed" not in reply.headers
+    assert scene.stack.ended(reply.json()["job_id"])["status"] == "completed"
+
+
+def an_overdue_job_is_hinted_by_a_replay(scene: Scene) -> None:
+    """503; then the replay moves the row's clock on."""
+    job_id = scene.parked()
+    scene.turn(job_id, "due_at")
+    asked = {"max_tokens": 100_000}
+    with scene.lacking():
+        assert scene.post(**asked) == 503
+        assert scene.is_due(job_id)
+    assert scene.post(**asked) == 202
+    assert not scene.is_due(job_id)
+    scene.finish(job_id)
+
+
+def a_new_clients_key_is_known_to_ingest(scene: Scene) -> None:
+    """503; then accepted."""
+    client = scene.with_a_new_key()
+    with scene.lacking():
+        assert client.post() == 503
+    assert client.post() == 202
+
+
+def a_request_is_hinted(scene: Scene) -> None:
+    """503, with the row due; then the repairer brings it to its end."""
+    with scene.lacking():
+        assert scene.post() == 503
+    page = scene.stack.http().get("/jobs", params={"limit": 1}).json()
+    (job,) = page["jobs"]
+    assert scene.is_due(job["job_id"])
+    scene.finish(job["job_id"])
+    assert len(scene.fake.calls(scene.mark)) == 1
+
+
+def a_large_request_is_kept(scene: Scene) -> None:
+    """503; then accepted, and answered."""
+    prompt = scene.mark + "a" * LARGE
+    with scene.lacking():
+        assert scene.post(prompt=prompt) == 503
+    job_id = scene.stack.submit(key=scene.mark, prompt=prompt)["job_id"]
+    assert scene.stack.ended(job_id)["status"] == "completed"
+
+
+def a_job_is_shown(scene: Scene) -> None:
+    """503; then 200."""
+    job_id = scene.stack.submit(prompt=scene.mark)["job_id"]
+    with scene.lacking():
+        assert scene.get(f"/jobs/{job_id}") == 503
+    assert scene.stack.ended(job_id)["status"] == "completed"
+
+
+def jobs_are_listed(scene: Scene) -> None:
+    """503; then 200 with the job."""
+    job_id = scene.stack.submit(prompt=scene.mark)["job_id"]
+    with scene.lacking():
+        assert scene.get("/jobs?limit=1") == 503
+    reply = scene.stack.http().get("/jobs", params={"limit": 1})
+    assert [job["job_id"] for job in reply.json()["jobs"]] == [job_id]
+
+
+def a_job_is_cancelled(scene: Scene) -> None:
+    """503; then cancelled."""
+    job_id = scene.parked()
+    with scene.lacking():
+        assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 503
+        assert scene.status(job_id) == "queued"
+    assert scene.stack.http().delete(f"/jobs/{job_id}").json()["status"] == "cancelled"
+
+
+def a_new_clients_key_is_known_to_status(scene: Scene) -> None:
+    """503; then the usual 404."""
+    client = scene.with_a_new_key()
+    with scene.lacking():
+        assert client.get("/jobs/job_nobody") == 503
+    assert client.get("/jobs/job_nobody") == 404
+
+
+def a_large_result_is_shown(scene: Scene) -> None:
+    """503; then the text."""
+    scene.fake.script(scene.mark, {"text": "a" * LARGE, "finish_reason": "stop"})
+    job_id = scene.stack.submit(prompt=scene.mark, max_tokens=100_000)["job_id"]
+    scene.stack.ended(job_id)
+    with scene.lacking():
+        assert scene.get(f"/jobs/{job_id}") == 503
+    assert scene.stack.job(job_id)["result"]["text"] == "a" * LARGE
+
+
+def a_hint_is_passed_on_where_no_time_is_left(scene: Scene) -> None:
+    """The hint comes back, which costs it a receive; then another takes its place."""
+    job_id = scene.parked()
+    before = scene.delayed_hints()
+    with scene.short_of_time():
+        with scene.lacking():
+            assert not scene.work(job_id)
+            assert scene.delayed_hints() == before
+        assert scene.work(job_id)
+        assert scene.delayed_hints() == before + 1
+    assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+
+
+def a_job_is_claimed(scene: Scene) -> None:
+    """The hint comes back and no call is made; then the job is answered."""
+    job_id = scene.parked()
+    scene.turn(job_id, "available_at")
+    with scene.lacking():
+        assert not scene.work(job_id)
+        assert len(scene.fake.calls(scene.mark)) == 1
+    scene.finish(job_id)
+
+
+def a_retry_is_hinted(scene: Scene) -> None:
+    """The job is put back with no hint, which its row tells; then it is answered."""
+    off = {"status": 429, "headers": {"retry-after": str(LATER_SECONDS)}}
+    job_id = scene.parked(off, {"text": "at last"})
+    scene.turn(job_id, "available_at")
+    with scene.lacking():
+        assert scene.work(job_id)
+        assert scene.is_due(job_id)
+    scene.finish(job_id)
+
+
+def a_dead_job_gets_its_letter(scene: Scene) -> None:
+    """The job fails without a letter; then the repairer sends it."""
+    job_id = scene.parked({"status": 401, "body": {"error": {"code": "invalid_api_key"}}})
+    scene.turn(job_id, "available_at")
+    before = scene.all_letters()
+    with scene.lacking():
+        assert scene.work(job_id)
+        assert scene.status(job_id) == "failed"
+        assert scene.all_letters() == before
+    scene.turn(job_id, "due_at")
+    scene.stack.repair()
+    assert scene.all_letters() == before + 1
+
+
+def a_fresh_worker_reads_the_provider_key(scene: Scene) -> None:
+    """The job is put back at no cost, without a call; then it is answered."""
+    for process in worker_processes(scene.stack.outputs["WorkerFunctionName"], scene.stack.outputs["StandardQueueUrl"]):
+        os.kill(process, signal.SIGKILL)
+    with scene.lacking():
+        job_id = scene.stack.submit(prompt=scene.mark)["job_id"]
+        accepted = scene.instant(job_id, "created_at")
+        until(lambda: scene.instant(job_id, "available_at") > accepted, 30, lambda: str(scene.stack.job(job_id)))
+        job = scene.stack.job(job_id)
+        assert (job["status"], job["attempts"]) == ("queued", 0)
+    assert not scene.fake.calls(scene.mark)
+    scene.finish(job_id)
+
+
+def a_large_request_is_read(scene: Scene) -> None:
+    """The job is put back at no cost, without a call; then it is answered."""
+    job_id = scene.parked(prompt="a" * LARGE)
+    scene.turn(job_id, "available_at")
+    with scene.lacking():
+        assert scene.work(job_id)
+        job = scene.stack.job(job_id)
+        assert (job["status"], job["attempts"]) == ("queued", 1)
+        assert len(scene.fake.calls(scene.mark)) == 1
+    scene.finish(job_id)
+
+
+def a_large_result_is_kept(scene: Scene) -> None:
+    """The hint comes back and the job is left to its lease; then another call's answer is stored."""
+    job_id = scene.parked({"text": "a" * LARGE, "finish_reason": "stop"})
+    scene.turn(job_id, "available_at")
+    with scene.lacking():
+        assert not scene.work(job_id)
+        assert scene.status(job_id) == "processing"
+    scene.finish(job_id)
+
+
+def an_overdue_job_is_moved_on(scene: Scene) -> None:
+    """The row stays due; then it is hinted and answered."""
+    job_id = scene.parked()
+    scene.turn(job_id, "due_at")
+    with scene.lacking():
+        scene.stack.repair()
+        assert scene.is_due(job_id)
+    scene.stack.repair()
+    assert not scene.is_due(job_id)
+    scene.finish(job_id)
+
+
+def a_repair_runs(scene: Scene) -> None:
+    """It ends with an error; then without."""
+    with scene.lacking():
+        assert scene.repair_fails()
+    assert not scene.repair_fails()
+
+
+def a_letter_without_reason_is_explained(scene: Scene) -> None:
+    """No reason is given, or the old letter stays as well; then one with a reason takes its place."""
+    with scene.lacking():
+        assert not scene.is_explained("first")
+    assert scene.is_explained("second")
+
+
+# ── What goes well on the emulator alone ──────────────────────────────────────────────────────────────────────────────
+
+
+def a_call_is_logged(scene: Scene, function: str) -> None:
+    """Lambda writes the lines in the role's name; the emulator writes them itself, and asks no policy."""
+    with scene.lacking():
+        began = time.time_ns() // 1_000_000
+        scene.road()
+        until(lambda: scene.lines(function, began), 10, lambda: f"{function} logs nothing")
+
+
+def a_hint_is_received_and_deleted(scene: Scene) -> None:
+    """Lambda polls in the role's name, and asks for all three when the trigger is made; the emulator asks no policy."""
+    with scene.lacking():
+        before = scene.hints_in_hand()
+        scene.road()
+        until(lambda: scene.hints_in_hand() <= before, 10, lambda: "the hint is still in the queue")
+
+
+def a_missing_request_ends_its_job(scene: Scene) -> None:
+    """Without s3:ListBucket, S3 says 403 of a missing object, so the job would wait for it; the emulator says 404."""
+    job_id = scene.parked(prompt="a" * LARGE)
+    scene.turn(job_id, "available_at")
+    scene.lose_object(f"requests/{job_id}/")
+    with scene.lacking():
+        assert scene.work(job_id)
+        assert scene.status(job_id) == "failed"
+
+
+def a_missing_result_is_not_called_a_passing_trouble(scene: Scene) -> None:
+    """Without s3:ListBucket, S3 says 403 of a missing object, which would be a 503; the emulator says 404."""
+    scene.fake.script(scene.mark, {"text": "a" * LARGE, "finish_reason": "stop"})
+    job_id = scene.stack.submit(prompt=scene.mark, max_tokens=100_000)["job_id"]
+    scene.stack.ended(job_id)
+    scene.lose_object(f"results/{job_id}/")
+    with scene.lacking():
+        assert scene.get(f"/jobs/{job_id}") != 503
+
+
+# ── The table ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROBES: dict[Grant, Callable[[Scene], None]] = {
+    Grant("ingest", "dynamodb:PutItem", "JobsTable"): a_request_is_stored,
+    Grant("ingest", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_hinted_by_a_replay,
+    Grant("ingest", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_ingest,
+    Grant("ingest", "sqs:SendMessage", "StandardQueue"): a_request_is_hinted,
+    Grant("ingest", "s3:PutObject", "PayloadsBucket/requests/*"): a_large_request_is_kept,
+    Grant("status", "dynamodb:GetItem", "JobsTable"): a_job_is_shown,
+    Grant("status", "dynamodb:BatchGetItem", "JobsTable"): jobs_are_listed,
+    Grant("status", "dynamodb:UpdateItem", "JobsTable"): a_job_is_cancelled,
+    Grant("status", "dynamodb:Query", "JobsTable/index/by_client"): jobs_are_listed,
+    Grant("status", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_status,
+    Grant("status", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_shown,
+    # These two end the worker's processes; one after the other they cost two cold starts, apart three.
+    Grant("worker", "dynamodb:GetItem", "JobsTable"): a_hint_is_passed_on_where_no_time_is_left,
+    Grant("worker", "secretsmanager:GetSecretValue", "ProviderSecret"): a_fresh_worker_reads_the_provider_key,
+    Grant("worker", "dynamodb:UpdateItem", "JobsTable"): a_job_is_claimed,
+    Grant("worker", "sqs:SendMessage", "StandardQueue"): a_retry_is_hinted,
+    Grant("worker", "sqs:SendMessage", "DeadLetterQueue"): a_dead_job_gets_its_letter,
+    Grant("worker", "s3:GetObject", "PayloadsBucket/requests/*"): a_large_request_is_read,
+    Grant("worker", "s3:PutObject", "PayloadsBucket/results/*"): a_large_result_is_kept,
+    Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
+    Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
+    Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
+    Grant("repair", "sqs:SendMessage", "StandardQueue"): an_overdue_job_is_moved_on,
+    Grant("repair", "sqs:SendMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
+    Grant("repair", "sqs:ReceiveMessage", "DeadLetterQueue"): a_repair_runs,
+    Grant("repair", "sqs:DeleteMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
+}
+# What AWS asks for and the emulator does not, and what goes well without it all the same.
+NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
+    **{
+        Grant(function, action, "Logs"): partial(a_call_is_logged, function=function)
+        for function in FUNCTIONS
+        for action in ("logs:CreateLogStream", "logs:PutLogEvents")
+    },
+    **{
+        Grant("worker", action, "StandardQueue"): a_hint_is_received_and_deleted
+        for action in ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
+    },
+    Grant("worker", "s3:ListBucket", "PayloadsBucket"): a_missing_request_ends_its_job,
+    Grant("status", "s3:ListBucket", "PayloadsBucket"): a_missing_result_is_not_called_a_passing_trouble,
+}
+
+# ── Tests ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unscheduled(stack: Stack) -> Iterator[None]:
+    """The repairer runs only when a probe lets it: the schedule would now and then come between two looks."""
+    events = stack.aws("events")
+    rules = events.list_rules()["Rules"]
+    (rule,) = [rule["Name"] for rule in rules if rule.get("ScheduleExpression") == "rate(1 minute)"]
+    events.disable_rule(Name=rule)
+    stack.aws("sqs").purge_queue(QueueUrl=stack.outputs["DeadLetterQueueUrl"])  # a look at it shows the first ten only
+    try:
+        yield
+    finally:
+        events.enable_rule(Name=rule)
+
+
+@pytest.fixture
+def scene(stack: Stack, fake: Fake, mark: str, grant: Grant) -> Scene:
+    """Where the grant can be taken away."""
+
+    @contextmanager
+    def lacking() -> Iterator[None]:
+        iam = stack.aws("iam")
+        (found,) = [
+            (policy, number)
+            for policy in policies(stack)
+            if policy.function == grant.function
+            for number, other in grants(stack, policy)
+            if other == grant
+        ]
+        policy, number = found
+        where = {"RoleName": policy.role, "PolicyName": policy.name}
+        iam.put_role_policy(**where, PolicyDocument=json.dumps(without(policy.document, number, grant.action)))
+        try:
+            yield
+        finally:
+            iam.put_role_policy(**where, PolicyDocument=json.dumps(policy.document))
+
+    return Scene(stack, fake, mark, lacking)
+
+
+def test_every_permission_has_a_probe_and_every_probe_a_permission(stack: Stack) -> None:
+    """What the deployed functions' policies allow is what is shown here to be needed, each once."""
+    deployed = {function["FunctionName"] for function in stack.aws("lambda").list_functions()["Functions"]}
+    assert deployed == {_function_name(stack, function) for function in FUNCTIONS}
+    allowed = Counter(grant for policy in policies(stack) for _, grant in grants(stack, policy))
+    listed = Counter([*PROBES, *NOT_ENFORCED])
+    assert list(allowed - listed) == [], "allowed, but not shown to be needed"
+    assert list(listed - allowed) == [], "needed, but not allowed"
+
+
+@pytest.mark.parametrize("grant", PROBES, ids=" ".join)
+def test_no_permission_can_be_left_out(scene: Scene, grant: Grant) -> None:
+    """Without this one action something fails; with it again, the same goes well.
+
+    A statement without any of its actions is less still, so none can be left out either.
+    """
+    PROBES[grant](scene)
+
+
+@pytest.mark.parametrize("grant", NOT_ENFORCED, ids=" ".join)
+def test_what_the_emulator_does_not_enforce_goes_well_without(scene: Scene, grant: Grant) -> None:
+    """If it fails, the emulator has learnt to enforce it, and the entry belongs among the PROBES."""
+    NOT_ENFORCED[grant](scene)
+
+
+def test_each_function_writes_to_its_own_log_group(stack: Stack, fake: Fake, mark: str) -> None:
+    """The lines about a job are in the group that the function's policy names, for no policy is asked."""
+    scene = Scene(stack, fake, mark, nullcontext)
+    began = time.time_ns() // 1_000_000
+    parked = scene.parked()
+    assert stack.http().delete(f"/jobs/{parked}").status_code == 200
+    job_id = scene.road()
+    for function, wanted in {
+        "ingest": {"message": "job_accepted", "job_id": job_id},
+        "status": {"message": "job_ended", "job_id": parked},
+        "worker": {"message": "job_ended", "job_id": job_id},
+        "repair": {"message": "repair_ran"},
+    }.items():
+        line = {"service": function, **wanted}
+
+        def logged(function: str = function, line: dict[str, str] = line) -> bool:
+            entries = [json.loads(text) for text in scene.lines(function, began) if text.startswith("{")]
+            return any(line.items() <= entry.items() for entry in entries)
+
+        until(logged, 10, partial("{} has not logged {}".format, function, line))
