@@ -274,13 +274,16 @@ class ScriptedProvider:
         timeout_seconds: float,
         abandoned: Callable[[], bool],
         background: Background | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Answer:
         self.questions.append(question)
         self.backgrounds.append(background)
         step = self.script.pop(0) if self.script else "an answer"
         if isinstance(step, JobFailed):
             raise step
-        said = step if isinstance(step, str) else step()
-        text = said if isinstance(said, str) else "an answer"
+        given = step if isinstance(step, str) else step()
+        text = given if isinstance(given, str) else "an answer"
+        if said is not None:
+            said(text)
         usage = Usage(input_tokens=10, output_tokens=5)
         return Answer(text, "stop", question.model.name, "fake", usage, f"req-{len(self.questions)}")

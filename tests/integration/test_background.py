@@ -90,3 +90,15 @@ def test_structured_output_is_asked_for_in_each_apis_own_words(road: Road, provi
         "anthropic-messages": lambda: sent["output_config"]["format"],
     }[road.name]()
     assert found["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("road", ROADS, ids=lambda road: road.name)
+def test_an_answer_can_be_followed_while_it_is_written(road: Road, provider: FakeProvider) -> None:
+    """The pieces, joined, are the answer; the first of them was timed."""
+    provider.configure(tokens_per_chunk=1)
+    provider.script("river", Behaviour(text=RIVER))
+    pieces: list[str] = []
+    answer = road.open(provider.base_url).ask(question(road), timeout_seconds=5, abandoned=never, said=pieces.append)
+    assert len(pieces) > 3
+    assert "".join(pieces) == answer.text == RIVER
+    assert answer.first_token_ms is not None

@@ -147,6 +147,7 @@ class Bills:
         timeout_seconds: float,
         abandoned: Callable[[], bool],
         background: Background | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Answer:
         world = self._world
         job_id = question.messages[0].content

@@ -244,6 +244,7 @@ def test_a_cancelled_call_is_told_to_stop_at_the_next_renewal() -> None:
             timeout_seconds: float,
             abandoned: Callable[[], bool],
             background: Background | None = None,
+            said: Callable[[str], None] | None = None,
         ) -> Answer:
             seen.append(abandoned())
             house.submission.cancel(ALICE, job.job_id)
@@ -415,3 +416,18 @@ def test_a_row_of_an_expired_job_is_not_run() -> None:
     house.store.rows[job.job_id] = replace(job, expires_at=house.clock.now() // 1000)
     house.work()
     assert not house.provider.questions  # type: ignore[attr-defined]
+
+
+def test_the_pieces_of_an_answer_go_to_whoever_listens() -> None:
+    """And nobody is asked to pass on what nobody wants."""
+    house = House(provider=ScriptedProvider("one", "two"))
+    heard: list[tuple[str, str]] = []
+
+    class Listeners:
+        def listener(self, job: Job) -> Callable[[str], None] | None:
+            return (lambda text: heard.append((job.job_id, text))) if job.job_id == first.job_id else None
+
+    first, _second = house.accept(), house.accept()
+    house.execution = replace(house.execution, deltas=Listeners())
+    house.work()
+    assert heard == [(first.job_id, "one")]

@@ -46,6 +46,7 @@ from backburner.ports import (
     Clock,
     Conflict,
     DeadLetterQueue,
+    Deltas,
     Journal,
     PayloadStore,
     Provider,
@@ -142,6 +143,7 @@ class Execution:
     default_max_tokens: int = 1024
     call_seconds: float = 240.0
     fallback_models: tuple[str, ...] = ()
+    deltas: Deltas | None = None
 
     # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -269,6 +271,7 @@ class Execution:
                 timeout_seconds=timeout,
                 abandoned=lease.lost.is_set,
                 background=Background(lease.handle, partial(self._remember, lease)) if job.background else None,
+                said=self.deltas.listener(job) if self.deltas is not None else None,
             )
         except JobFailed as error:
             self._conclude(lease, error, question)

@@ -203,6 +203,15 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a provider allows in a minute, by default; None: nothing known."""
+
+    requests: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One entry of the model catalogue. Prices are micro-dollars per million tokens, so dollars times 10^6."""
 
@@ -216,6 +225,7 @@ class ModelInfo:
     output_price: int
     api: str = "responses"
     """For OpenAI-compatible servers: `responses`, or `chat` where only chat completions exist."""
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,11 +207,22 @@ class Provider(Protocol):
         timeout_seconds: float,
         abandoned: Callable[[], bool],
         background: Background | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Answer:
-        """Make one call, and only one. Raises JobFailed; Abandoned soon after `abandoned()` turns true."""
+        """Make one call, and only one. Raises JobFailed; Abandoned soon after `abandoned()` turns true.
+
+        said: gets each piece of text as it comes; a call that is attached to begins again with the first.
+        """
 
     def cancel(self, handle: str) -> None:
         """Stop a call that goes on, if it still does; says nothing of the outcome."""
+
+
+class Deltas(Protocol):
+    """Whoever wants an answer while it is being written."""
+
+    def listener(self, job: Job) -> Callable[[str], None] | None:
+        """Where the pieces of this attempt's answer go; None if nobody listens, which then costs nothing."""
 
 
 class Clock(Protocol):

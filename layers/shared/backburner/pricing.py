@@ -10,11 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from backburner.models import ModelInfo, Usage
+from backburner.models import Limits, ModelInfo, Usage
 
 
 class CatalogueEntry(BaseModel):
-    """One model as the catalogue file and the `ExtraModels` parameter write it. Prices: dollars per million tokens."""
+    """One model as the catalogue file and the `ExtraModels` parameter write it.
+
+    Prices: dollars per million tokens. Limits: what a new account with the provider may use; none where left out.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,6 +29,9 @@ class CatalogueEntry(BaseModel):
     cache_write: Annotated[float, Field(ge=0)] = 0.0
     output: Annotated[float, Field(ge=0)] = 0.0
     api: Literal["responses", "chat"] = "responses"
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    input_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    output_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
 
 
 _ENTRIES = TypeAdapter(dict[str, CatalogueEntry])
@@ -43,6 +49,7 @@ def _models(text: str) -> dict[str, ModelInfo]:
             cache_write_price=round(entry.cache_write * 1_000_000),
             output_price=round(entry.output * 1_000_000),
             api=entry.api,
+            limits=Limits(entry.requests_per_minute, entry.input_tokens_per_minute, entry.output_tokens_per_minute),
         )
         for name, entry in _ENTRIES.validate_json(text).items()
     }

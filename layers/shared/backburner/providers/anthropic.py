@@ -53,15 +53,15 @@ class Anthropic:
         timeout_seconds: float,
         abandoned: Callable[[], bool],
         background: Background | None = None,  # noqa: ARG002  calls end with their connection here
+        said: Callable[[str], None] | None = None,
     ) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
-        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned))
+        return self._account.use(lambda key: self._make(_Call(question, said), key, timeout_seconds, abandoned))
 
     def cancel(self, handle: str) -> None:
         """No call goes on here."""
 
-    def _ask(self, key: str, question: Question, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
-        call = _Call(question)
+    def _make(self, call: _Call, key: str, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
             try:
@@ -88,8 +88,9 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
 class _Call:
     """One streamed call: what has come of it so far."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, said: Callable[[str], None] | None) -> None:
         self.question = question
+        self.said = said
         self.parts: list[str] = []
         self.asked_at = time.monotonic()
         self.first_token_ms: int | None = None
@@ -141,6 +142,8 @@ class _Call:
                 raise TypeError("a piece of an answer is text")
             self.parts.append(event.delta.text)
             self.first_token_ms = self.first_token_ms or round(1000 * (time.monotonic() - self.asked_at))
+            if self.said is not None:
+                self.said(event.delta.text)
         elif event.type == "message_delta":
             self.stop_reason = event.delta.stop_reason
             self._count(event.usage)

@@ -55,9 +55,16 @@ class OpenAI:
         timeout_seconds: float,
         abandoned: Callable[[], bool],
         background: Background | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Answer:
         """Make one call; a second one only if the first was refused for a key that has since been changed."""
-        return self._account.use(lambda key: self._ask(key, question, timeout_seconds, abandoned, background))
+
+        def ask(key: str) -> Answer:
+            on_the_responses_road = question.model.api == "responses"
+            call = _Responses(question, said, background) if on_the_responses_road else _Chat(question, said)
+            return self._make(call, key, timeout_seconds, abandoned)
+
+        return self._account.use(ask)
 
     def cancel(self, handle: str) -> None:
         """Stop a background response, if it is still being written. Raises JobFailed if that is not known."""
@@ -69,15 +76,7 @@ class OpenAI:
             except (openai.APIError, httpx2.HTTPError, *faults.UNREADABLE) as error:
                 raise _translated(error, watch, None, None) from error
 
-    def _ask(
-        self,
-        key: str,
-        question: Question,
-        timeout_seconds: float,
-        abandoned: Callable[[], bool],
-        background: Background | None,
-    ) -> Answer:
-        call = _Responses(question, background) if question.model.api == "responses" else _Chat(question)
+    def _make(self, call: _Call, key: str, timeout_seconds: float, abandoned: Callable[[], bool]) -> Answer:
         with wire.watching(timeout_seconds, abandoned) as watch:
             client = self._client.with_options(api_key=key, timeout=watch.timeout())
             try:
@@ -103,8 +102,9 @@ def _translated(error: Exception, watch: wire.Watch, usage: Usage | None, reques
 class _Call(ABC):
     """One streamed call: what has come of it so far."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, said: Callable[[str], None] | None) -> None:
         self.question = question
+        self.said = said
         self.parts: list[str] = []
         self.asked_at = time.monotonic()
         self.first_token_ms: int | None = None
@@ -119,6 +119,8 @@ class _Call(ABC):
         self.parts.append(text)
         if text and self.first_token_ms is None:
             self.first_token_ms = round(1000 * (time.monotonic() - self.asked_at))
+        if text and self.said is not None:
+            self.said(text)
 
     def usage_so_far(self) -> Usage | None:
         """The provider's count, or a guess once the reply has begun; None before."""
@@ -156,8 +158,8 @@ class _Call(ABC):
 class _Responses(_Call):
     """A call through the Responses API; with leave for the background, one that outlives its worker."""
 
-    def __init__(self, question: Question, background: Background | None) -> None:
-        super().__init__(question)
+    def __init__(self, question: Question, said: Callable[[str], None] | None, background: Background | None) -> None:
+        super().__init__(question, said)
         self.background = background
 
     def run(self, client: openai.OpenAI, watch: wire.Watch) -> Answer:
