@@ -112,16 +112,16 @@ MUTANTS = (
         also=(
             (
                 "lifecycle.py",
-                "                Guard(_PROCESSING, claims=job.claims, due_by=now),\n                status=JobStatus.QUEUED,",
-                "                Guard(_PROCESSING, claims=job.claims),\n                status=JobStatus.QUEUED,",
+                "Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by)",
+                "Guard(_PROCESSING, claims=job.claims)",
             ),
         ),
     ),
     Mutant(
         "run for ever: no bound on attempts after a lost worker",
         "lifecycle.py",
-        "        if not self.is_lost_for_good(job):\n            row",
-        "        if now < job.deadline_at:\n            row",
+        "        if not self.is_lost_for_good(job):\n            more",
+        "        if now < job.deadline_at:\n            more",
     ),
     Mutant(
         "run for ever: no bound on retries",
@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         "a queued row that nobody need look at",
         "lifecycle.py",
-        "                due_at=min(now + PATIENCE_MS, job.deadline_at),\n                claimed_at=None",
-        "                due_at=None,\n                claimed_at=None",
+        '            "due_at": min(available_at + PATIENCE_MS, job.deadline_at),',
+        '            "due_at": None,',
     ),
     Mutant(
         "discard the paid answer when its lease has lapsed",

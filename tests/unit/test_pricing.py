@@ -110,3 +110,11 @@ def test_a_wrong_entry_is_refused_when_the_function_starts(extra: str) -> None:
     """A slip in a parameter must not become a job that fails at night, or one that is called by the wrong API."""
     with pytest.raises(ValidationError):
         PriceList.load(extra)
+
+
+def test_a_long_prompt_has_prices_of_its_own() -> None:
+    """For every token of the call, and only beyond the band's edge."""
+    model = PriceList.load().find("claude-haiku-5-5")
+    assert model is not None
+    assert cost_micro_usd(model, Usage(100_000, 1_000)) == 10_000 + 500
+    assert cost_micro_usd(model, Usage(100_001, 1_000)) == 50_001 + 2_500

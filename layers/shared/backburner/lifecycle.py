@@ -45,6 +45,7 @@ from backburner.ports import (
     JobStore,
     Journal,
     NoticeQueue,
+    Patch,
 )
 
 LEASE_MS = 30_000
@@ -210,39 +211,20 @@ class Lifecycle:
         available_at = now + wait_ms
         if not error.retryable or not self.may_try_again(job) or available_at >= job.deadline_at:
             return False
-        row = self.store.update(
-            job.job_id,
-            Guard(_PROCESSING, claims=job.claims),
-            status=JobStatus.QUEUED,
-            available_at=available_at,
-            due_at=min(available_at + PATIENCE_MS, job.deadline_at),
-            claimed_at=None,
-            error=error.failure(),
-            handle=handle,
-            append_log=(attempt,),
-        )
+        self._queue_again(job, available_at, error.failure(), {"handle": handle, "append_log": (attempt,)})
         self.journal.note("job_put_back", job_id=job.job_id, code=error.code, wait_ms=wait_ms, attempt=job.attempts)
-        self._hint_or_leave_due(row, alone=False)
         return True
 
     def fall_back(self, job: Job, model_index: int, error: JobFailed, attempt: Attempt) -> None:
         """Queue the job for another model, which gets attempts of its own. Raises Conflict when it is ours no more."""
-        now = self.clock.now()
-        row = self.store.update(
-            job.job_id,
-            Guard(_PROCESSING, claims=job.claims),
-            status=JobStatus.QUEUED,
-            available_at=now,
-            due_at=min(now + PATIENCE_MS, job.deadline_at),
-            claimed_at=None,
-            error=error.failure(),
-            model_index=model_index,
-            attempts_limit=job.attempts + self.attempts_max,
-            handle=None,
-            append_log=(attempt,),
-        )
+        more: Patch = {
+            "model_index": model_index,
+            "attempts_limit": job.attempts + self.attempts_max,
+            "handle": None,
+            "append_log": (attempt,),
+        }
+        self._queue_again(job, self.clock.now(), error.failure(), more)
         self.journal.note("job_fell_back", job_id=job.job_id, code=error.code, model_index=model_index)
-        self._hint_or_leave_due(row, alone=False)
 
     def release(self, job: Job, cause: PortUnavailable) -> None:
         """Queue the job again since nothing could be asked of the provider just now. Waiting costs no attempt.
@@ -253,20 +235,9 @@ class Lifecycle:
         now = self.clock.now()
         pause_ms = min(max(now - job.created_at, RELEASE_MS), RELEASE_MS_MAX)
         available_at = now + pause_ms + round(self.chance.uniform(0, RELEASE_MS))
-        row = self.store.update(
-            job.job_id,
-            Guard(_PROCESSING, claims=job.claims),
-            status=JobStatus.QUEUED,
-            available_at=available_at,
-            due_at=min(available_at + PATIENCE_MS, job.deadline_at),
-            claimed_at=None,
-            error=Unreachable(
-                f"The stored request or the provider's key could not be read: {cause.message}."
-            ).failure(),
-            add_attempts=-1,
-        )
+        cannot = Unreachable(f"The stored request or the provider's key could not be read: {cause.message}.")
+        self._queue_again(job, available_at, cannot.failure(), {"add_attempts": -1})
         self.journal.note("job_released", job_id=job.job_id, cause=cause.message)
-        self._hint_or_leave_due(row, alone=False)
 
     def backoff_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
         """Exponential backoff with full jitter, on top of what the provider asked for.
@@ -317,18 +288,9 @@ class Lifecycle:
         now = self.clock.now()
         lost = self._lost(job, now)
         if not self.is_lost_for_good(job):
-            row = self.store.update(
-                job.job_id,
-                Guard(_PROCESSING, claims=job.claims, due_by=now),
-                status=JobStatus.QUEUED,
-                available_at=now,
-                due_at=min(now + PATIENCE_MS, job.deadline_at),
-                claimed_at=None,
-                error=WorkerLost().failure(),
-                append_log=(lost,),
-            )
+            more: Patch = {"append_log": (lost,)}
+            self._queue_again(job, now, WorkerLost().failure(), more, lapsed_by=now)
             self.journal.note("job_recovered", job_id=job.job_id, attempt=job.attempts)
-            self._hint_or_leave_due(row, alone=True)
             return
         self._end(
             job,
@@ -358,6 +320,24 @@ class Lifecycle:
             append_log=(gone,),
         )
         self._hint_or_leave_due(row, alone=False)
+
+    def _queue_again(
+        self, job: Job, available_at: EpochMs, why: Failure, more: Patch, *, lapsed_by: EpochMs | None = None
+    ) -> None:
+        """Queue a job in processing again, and hint at it: by its worker, or (`lapsed_by`) after its lease has lapsed.
+
+        A job that has lost its worker is run by itself from then on. Raises Conflict.
+        """
+        patch: Patch = {
+            "status": JobStatus.QUEUED,
+            "available_at": available_at,
+            "due_at": min(available_at + PATIENCE_MS, job.deadline_at),
+            "claimed_at": None,
+            "error": why,
+        }
+        patch.update(more)
+        row = self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by), **patch)
+        self._hint_or_leave_due(row, alone=lapsed_by is not None)
 
     # ── Hints ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -212,6 +212,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class LongPrompt:
+    """Other prices, in the same unit, for every token of a call whose input has more than `over_tokens`."""
+
+    over_tokens: int
+    input_price: int
+    cached_price: int
+    cache_write_price: int
+    output_price: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One entry of the model catalogue. Prices are micro-dollars per million tokens, so dollars times 10^6."""
 
@@ -226,6 +237,7 @@ class ModelInfo:
     api: str = "responses"
     """For OpenAI-compatible servers: `responses`, or `chat` where only chat completions exist."""
     limits: Limits = Limits()
+    long_prompt: LongPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

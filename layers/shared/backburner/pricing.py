@@ -10,7 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from backburner.models import Limits, ModelInfo, Usage
+from backburner.models import Limits, LongPrompt, ModelInfo, Usage
+
+
+class Band(BaseModel):
+    """Other prices for calls whose input has more than `over` tokens, cached ones included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    over: Annotated[int, Field(ge=1)]
+    input: Annotated[float, Field(ge=0)]
+    cached: Annotated[float, Field(ge=0)]
+    cache_write: Annotated[float, Field(ge=0)]
+    output: Annotated[float, Field(ge=0)]
 
 
 class CatalogueEntry(BaseModel):
@@ -29,12 +41,20 @@ class CatalogueEntry(BaseModel):
     cache_write: Annotated[float, Field(ge=0)] = 0.0
     output: Annotated[float, Field(ge=0)] = 0.0
     api: Literal["responses", "chat"] = "responses"
+    long_prompt: Band | None = None
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     input_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     output_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
 
 
 _ENTRIES = TypeAdapter(dict[str, CatalogueEntry])
+
+
+def _long_prompt(band: Band | None) -> LongPrompt | None:
+    if band is None:
+        return None
+    prices = (round(price * 1_000_000) for price in (band.input, band.cached, band.cache_write, band.output))
+    return LongPrompt(band.over, *prices)
 
 
 def _models(text: str) -> dict[str, ModelInfo]:
@@ -49,6 +69,7 @@ def _models(text: str) -> dict[str, ModelInfo]:
             cache_write_price=round(entry.cache_write * 1_000_000),
             output_price=round(entry.output * 1_000_000),
             api=entry.api,
+            long_prompt=_long_prompt(entry.long_prompt),
             limits=Limits(entry.requests_per_minute, entry.input_tokens_per_minute, entry.output_tokens_per_minute),
         )
         for name, entry in _ENTRIES.validate_json(text).items()
@@ -78,11 +99,13 @@ class PriceList:
 
 def cost_micro_usd(model: ModelInfo, usage: Usage) -> int:
     """What a call costs, in whole micro-dollars, rounded up: plain input + cached + cache-write + output tokens."""
+    band = model.long_prompt
+    prices = band if band is not None and usage.input_tokens > band.over_tokens else model
     plain = max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens)
     micro_usd_million = (
-        plain * model.input_price
-        + usage.cached_tokens * model.cached_price
-        + usage.cache_write_tokens * model.cache_write_price
-        + usage.output_tokens * model.output_price
+        plain * prices.input_price
+        + usage.cached_tokens * prices.cached_price
+        + usage.cache_write_tokens * prices.cache_write_price
+        + usage.output_tokens * prices.output_price
     )
     return -(-micro_usd_million // 1_000_000)
