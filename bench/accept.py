@@ -67,7 +67,7 @@ def main() -> None:
     table = Table(title=f"POST /jobs, {count} requests at {chosen.rate:g}/s ({count / took:.1f}/s reached)")
     for heading in ("accepted", "p50 ms", "p95 ms", "p99 ms", "max ms"):
         table.add_column(heading, justify="right")
-    cuts = statistics.quantiles(accepted, n=100)
+    cuts = statistics.quantiles(accepted, n=100, method="inclusive")
     table.add_row(
         f"{len(accepted)} of {count}", *(f"{value:.0f}" for value in (cuts[49], cuts[94], cuts[98], accepted[-1]))
     )

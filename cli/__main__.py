@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Operate a Backburner deployment.")
 clients = typer.Typer(no_args_is_help=True, help="Clients and their API keys.")
 app.add_typer(clients, name="clients")
 
-StackName = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", envvar="BACKBURNER_STACK")]
+StackName = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", envvar="BACKBURNER_STACK_NAME")]
 Profile = Annotated[str | None, typer.Option("--profile", help="The AWS profile.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -32,7 +33,10 @@ def outputs(session: Any, stack: str) -> dict[str, str]:
     except Exception as error:
         typer.secho(f"There is no stack {stack!r} to be seen: {error}", err=True, fg="red")
         raise typer.Exit(1) from error
-    return {entry["OutputKey"]: entry["OutputValue"] for entry in described["Outputs"]}
+    found = {entry["OutputKey"]: entry["OutputValue"] for entry in described["Outputs"]}
+    if os.environ.get("AWS_ENDPOINT_URL") and os.environ.get("BACKBURNER_API_URL"):
+        found["ApiUrl"] = os.environ["BACKBURNER_API_URL"]  # the local stack's; its output names an address on AWS
+    return found
 
 
 @clients.command("create")

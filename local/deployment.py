@@ -149,13 +149,14 @@ def api_url(outputs: Mapping[str, str], endpoint_url: str) -> str:
 def _sam(state: State, name: str, arguments: list[str], env: Mapping[str, str]) -> None:
     """Run the SAM CLI with its output in a log file."""
     state.logs.mkdir(parents=True, exist_ok=True)
+    state.scratch.mkdir(parents=True, exist_ok=True)
     log = state.log(f"sam-{name}")
     command = [str(VENVS / "sam" / "bin" / "sam"), *arguments]
     with log.open("wb") as output:
         try:
             done = subprocess.run(
                 command,
-                env=dict(env),
+                env={**env, "TMPDIR": str(state.scratch)},  # it leaves its folders behind; `down` removes them
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

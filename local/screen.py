@@ -28,6 +28,9 @@ def step(title: str) -> Iterator[None]:
     with console.status(escape(title)):
         try:
             yield
+        except KeyboardInterrupt:
+            console.print(f"  [yellow]stopped[/] {escape(title)}; what was started goes on: make status, make down")
+            raise
         except BaseException:
             console.print(f"  [red]failed[/]  {escape(title)}")
             raise

@@ -82,7 +82,7 @@ def find_uv(clone: Path) -> str | None:
     return None
 
 
-def install(target: Path, architecture: str, uv: str | None) -> None:
+def install(target: Path, architecture: str, uv: str | None, cache: Path) -> None:
     """Unpack the locked wheels for the target; any Python can do this for any other."""
     common = ["--target", str(target), "--only-binary", ":all:", "--require-hashes", "--no-deps", "--quiet"]
     if uv:
@@ -104,7 +104,9 @@ def install(target: Path, architecture: str, uv: str | None) -> None:
             command += ["--implementation", "cp", "--python-version", PYTHON_VERSION]
             platforms = [f"{tag}_{MACHINES[architecture]}" for tag in GLIBC_TAGS]
             command += [word for platform in platforms for word in ("--platform", platform)]
-    subprocess.run([*command, "--requirement", str(LOCK)], check=True, stdin=subprocess.DEVNULL)
+    # What is downloaded stays beside the finished layers, not in the user's home.
+    environment = {**os.environ, "UV_CACHE_DIR": str(cache / "uv"), "PIP_CACHE_DIR": str(cache / "pip")}
+    subprocess.run([*command, "--requirement", str(LOCK)], check=True, stdin=subprocess.DEVNULL, env=environment)
 
 
 def keep_part(target: Path, part: str) -> None:
@@ -178,7 +180,7 @@ def main() -> int:
     if not finished.is_dir():
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             layer = Path(scratch) / "layer"
-            install(layer, architecture, find_uv(arguments.clone))
+            install(layer, architecture, find_uv(arguments.clone), cache)
             keep_part(layer, arguments.part)
             trim(layer)
             if python:

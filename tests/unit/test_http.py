@@ -322,7 +322,7 @@ FIELDS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("blank content", {"messages": [{"role": "user", "content": " "}]}, ("messages.0.content",)),
     ("parts for content", {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, ("messages.0.content",)),
     ("unknown field of a message", {"messages": [{**TALK[0], "name": "x"}]}, ("messages.0.name",)),
-    ("assistant's turn last", {"messages": [*TALK, {"role": "assistant", "content": "b"}]}, ("(body)",)),
+    ("assistant's turn last", {"messages": [*TALK, {"role": "assistant", "content": "b"}]}, ("messages",)),
     ("unknown model", {"prompt": "a", "model": "nobody"}, ("model",)),
     ("model with a space", {"prompt": "a", "model": "m 1"}, ("model",)),
     ("model with a line break", {"prompt": "a", "model": "m-1\n"}, ("model",)),
@@ -511,7 +511,7 @@ def test_the_same_key_with_another_request_is_a_422(desk: Desk) -> None:
     desk.post({"prompt": "a"}, _with_key("k"))
     desk.house.hints.sent.clear()
     for other in ({"prompt": "b"}, {"prompt": "a", "metadata": {}}, {"prompt": "a", "priority": "bulk"}):
-        refused(desk.post(other, _with_key("k")), 422, "idempotency_conflict")
+        refused(desk.post(other, _with_key("k")), 422, "idempotency_conflict", "Idempotency-Key")
     assert len(desk.house.store.rows) == 1
     assert desk.house.hints.sent == []
 
@@ -1037,3 +1037,33 @@ def test_no_headers_path_or_query_whatever_are_a_5xx(
             assert reply.status < 500
         assert desk.post({"prompt": "a"}, given_headers).status < 500
     assert desk.house.journal.named("request_failed") == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+    ids=["charset", "encoding"],
+)
+def test_another_encoding_than_utf_8_is_a_415(desk: Desk, headers: dict[str, str]) -> None:
+    """Rather than read wrongly."""
+    given = {"Authorization": f"Bearer {KEY}", **headers}
+    refused(desk.post({"prompt": "a"}, given), 415, "unsupported_media_type")
+    assert desk.is_untouched
+
+
+def test_utf_8_may_be_named(desk: Desk) -> None:
+    """In any case."""
+    given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json; Charset=UTF-8"}
+    assert desk.post({"prompt": "a"}, given).status == 202
+
+
+def test_error_texts_speak_of_json_and_not_of_python(desk: Desk) -> None:
+    """A client need not know what the server is written in."""
+    desk.house.submission = replace(desk.house.submission, lanes=frozenset())
+    bodies = ({"prompt": "a", "metadata": []}, {"messages": [5]}, {"prompt": "a", "response_format": "json"})
+    for body in (*bodies, '{"prompt":"a","max_tokens":' + "9" * 5_000 + "}"):
+        text = desk.post(body).text
+        assert not any(word in text for word in ("dict", "instance", "Lane", "sys.", "<", "Exceeds"))

@@ -128,13 +128,22 @@ def parse_json(body: str) -> Any:
         raise InvalidRequest(f"the body is not JSON: {error.msg} at {where}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not JSON: {str(error)[:100]}") from error
+    except ValueError as error:  # ours, or Python's about a number of thousands of digits
+        reason = "it holds a number that is too large" if "digits" in str(error) else str(error)[:100]
+        raise InvalidRequest(f"the body cannot be read: {reason}") from error
     return value
 
 
 def _field_errors(error: ValidationError) -> tuple[tuple[str, str], ...]:
-    words = {"extra_forbidden": "unknown field", "missing": "required"}
+    words = {
+        "extra_forbidden": "unknown field",
+        "missing": "required",
+        "dict_type": "must be an object",
+        "model_type": "must be an object",
+        "list_type": "must be a list",
+        "string_type": "must be a text",
+        "int_type": "must be a whole number",
+    }
     return tuple(
         (
             ".".join(_shown(str(step)) for step in entry["loc"]) or "(body)",
@@ -159,9 +168,13 @@ def parse_request(body: str) -> JobRequest:
 
 def _body(app: APIGatewayRestResolver) -> str:
     event = app.current_event
-    media_type = (event.headers.get("content-type") or "application/json").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    media_type, _, parameters = (event.headers.get("content-type") or "application/json").lower().partition(";")
+    if media_type.strip() != "application/json" and not media_type.strip().endswith("+json"):
         raise UnsupportedMediaType
+    if "charset" in parameters and "utf-8" not in parameters:
+        raise UnsupportedMediaType("JSON is sent as UTF-8.")
+    if (event.headers.get("content-encoding") or "identity").lower() != "identity":
+        raise UnsupportedMediaType("Send the body as it is, without Content-Encoding.")
     try:
         body = event.decoded_body or ""
         size = len(body.encode())
@@ -376,7 +389,8 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
             "expires_at": job.expires_at,
         }
         # Relative to the request's own address, so that it holds under any stage or base path.
-        more = {"Location": f"jobs/{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
+        here = "" if (app.current_event.path or "").endswith("/") else "jobs/"
+        more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
         return _json(202, _dumps(document), more)
 
     return _handler(app)

@@ -158,6 +158,13 @@ class JobRequest(BaseModel):
     def _says_something(cls, value: str | None) -> str | None:
         return value if value is None else _not_blank(value)
 
+    @field_validator("messages")
+    @classmethod
+    def _asks_last(cls, value: list[Message] | None) -> list[Message] | None:
+        if value is not None and value[-1].role != "user":
+            raise ValueError("the last one must have the role user")
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _small_and_flat_enough(cls, value: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
@@ -167,8 +174,6 @@ class JobRequest(BaseModel):
     def _one_question(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
-        if self.messages is not None and self.messages[-1].role != "user":
-            raise ValueError("the last of messages must have the role user")
         return self
 
     @property

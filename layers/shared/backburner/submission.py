@@ -78,7 +78,7 @@ class Submission:
             self.journal.note("job_accepted", job_id=new.job_id, client_id=client.client_id, lane=new.lane)
             return Accepted(new, replayed=False)
         if standing.fingerprint != new.fingerprint:
-            raise IdempotencyConflict
+            raise IdempotencyConflict(field="Idempotency-Key")
         if standing.status is JobStatus.QUEUED and standing.due_at is not None and standing.due_at <= new.created_at:
             with suppress(Conflict):  # another replay or a worker was faster
                 self.lifecycle.resend(standing)  # its hint is known to be missing, or long unanswered
@@ -127,7 +127,7 @@ class Submission:
         if request.max_tokens is not None and request.max_tokens > model.output_tokens_max:
             raise InvalidRequest(f"model {name!r} writes at most {model.output_tokens_max} tokens", field="max_tokens")
         if request.lane not in self.lanes:
-            raise InvalidRequest(f"this deployment has no lane {request.lane!r}", field="priority")
+            raise InvalidRequest(f"this deployment has no lane {request.lane}", field="priority")
 
     def _job(self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None) -> Job:
         now = self.clock.now()
