@@ -379,23 +379,24 @@ class Execution:
             usage=usage,
             cost_micro_usd=self.price(question.model, usage) if question and usage else None,
         )
-        self.journal.note(
-            "call_ended",
-            job_id=job.job_id,
-            client_id=job.client_id,
-            lane=job.lane,
-            attempt=job.attempts,
-            outcome=outcome,
-            provider=attempt.provider,
-            model=attempt.model,
-            request_id=attempt.request_id,
-            call_ms=attempt.ended_at - attempt.began_at,
-            first_token_ms=attempt.first_token_ms,
-            input_tokens=usage.input_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            cost_micro_usd=attempt.cost_micro_usd,
-        )
+        if question is not None:  # else nothing was asked of anybody
+            self.journal.note(
+                "call_ended",
+                job_id=job.job_id,
+                client_id=job.client_id,
+                lane=job.lane,
+                attempt=job.attempts,
+                outcome=outcome,
+                provider=attempt.provider,
+                model=attempt.model,
+                request_id=attempt.request_id,
+                call_ms=attempt.ended_at - attempt.began_at,
+                first_token_ms=attempt.first_token_ms,
+                input_tokens=usage.input_tokens if usage else None,
+                output_tokens=usage.output_tokens if usage else None,
+                cached_tokens=usage.cached_tokens if usage else None,
+                cost_micro_usd=attempt.cost_micro_usd,
+            )
         return attempt
 
     def _request(self, job: Job) -> JobRequest:
