@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from rich.table import Table
 from tests.fakes.emulated import worker_processes
 
 CALL_SECONDS = 2.0
-PAUSE_SECONDS = (2.0, 6.0)
+PAUSE_SECONDS = (1.0, 3.0)
 PARALLEL = 8
+"""Jobs under way at any time, so that the run lasts as long as the kills."""
 TRIES_MAX = 100
 
 
@@ -37,7 +37,7 @@ def main() -> int:
     """Submit, kill, wait, count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100, help="how many (default %(default)s)")
-    parser.add_argument("--kills", type=int, default=10, help="how many, 2 to 6 s apart (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=10, help="how many, 1 to 3 s apart (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=10, help="give up after (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the kills (default %(default)s)")
     chosen = parser.parse_args()
@@ -64,20 +64,17 @@ def main() -> int:
 
     console = Console()
     dice = random.Random(chosen.seed)
+    ids: list[str] = []
+    jobs: dict[str, dict[str, Any]] = {}
+    killed = 0
+    began = time.monotonic()
+    next_kill = began + dice.uniform(*PAUSE_SECONDS)
     with Progress(console=console) as progress:
-        submitted = progress.add_task("submitted", total=chosen.jobs)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            ids = []
-            for job_id in pool.map(submit, range(chosen.jobs)):
-                ids.append(job_id)
-                progress.advance(submitted)
-        began = time.monotonic()
         kills = progress.add_task("workers killed", total=chosen.kills)
         ended = progress.add_task("jobs ended", total=chosen.jobs)
-        jobs: dict[str, dict[str, Any]] = {}
-        killed = 0
-        next_kill = time.monotonic() + dice.uniform(*PAUSE_SECONDS)
-        while len(jobs) < len(ids) and time.monotonic() - began < 60 * chosen.minutes:
+        while len(jobs) < chosen.jobs and time.monotonic() - began < 60 * chosen.minutes:
+            while len(ids) < chosen.jobs and len(ids) - len(jobs) < PARALLEL:
+                ids.append(submit(len(ids)))
             if killed < chosen.kills and time.monotonic() >= next_kill:
                 alive = worker_processes(stack["outputs"]["WorkerFunctionName"], stack["outputs"]["StandardQueueUrl"])
                 if alive:
@@ -85,12 +82,12 @@ def main() -> int:
                     killed += 1
                     progress.advance(kills)
                 next_kill = time.monotonic() + dice.uniform(*PAUSE_SECONDS)
-            for job_id in [job_id for job_id in ids if job_id not in jobs][:PARALLEL]:
+            for job_id in [job_id for job_id in ids if job_id not in jobs]:
                 job = http.get(f"/jobs/{job_id}").json()
                 if job["status"] not in ("queued", "processing"):
                     jobs[job_id] = job
                     progress.advance(ended)
-            time.sleep(0.2)
+            time.sleep(0.1)
     report(console, ids, jobs, httpx2.get(f"{provider}/_control/ledger", trust_env=False).json(), killed)
     return 0 if len(jobs) == len(ids) else 1
 

@@ -118,3 +118,12 @@ def test_a_long_prompt_has_prices_of_its_own() -> None:
     assert model is not None
     assert cost_micro_usd(model, Usage(100_000, 1_000)) == 10_000 + 500
     assert cost_micro_usd(model, Usage(100_001, 1_000)) == 50_001 + 2_500
+
+
+def test_every_shipped_model_has_default_limits() -> None:
+    """Requests and input tokens at least; OpenAI counts input and output together."""
+    for name in PriceList.load().names():
+        model = PriceList.load().find(name)
+        assert model is not None
+        assert model.limits.requests is not None
+        assert model.limits.input_tokens is not None
