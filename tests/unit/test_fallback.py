@@ -150,8 +150,8 @@ def test_a_lost_workers_call_is_attached_to() -> None:
     assert row.handle is None
 
 
-@pytest.mark.parametrize("error", [ConnectionLost(), ProviderTimeout()])
-def test_a_call_that_may_go_on_is_attached_to_after_a_break(error: JobFailed) -> None:
+@pytest.mark.parametrize("error", [ConnectionLost(), ProviderTimeout(), ZeroDivisionError()])
+def test_a_call_that_may_go_on_is_attached_to_after_a_break(error: Exception) -> None:
     """Only what has ended at the provider is asked anew."""
     built = house()
 

@@ -314,6 +314,7 @@ class InternalFault(JobFailed):
     """Backburner itself failed while it ran the job."""
 
     code = "internal_error"
+    goes_on = True  # a fault of ours ends no call at the provider
     retryable = True
 
 
@@ -321,13 +322,6 @@ class DeadlinePassed(JobFailed):
     """The job could not be started before its deadline."""
 
     code = "deadline_passed"
-    dead = False
-
-
-class CancelledByCaller(JobFailed):
-    """The caller cancelled the job."""
-
-    code = "cancelled"
     dead = False
 
 
