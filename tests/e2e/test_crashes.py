@@ -63,7 +63,9 @@ def test_a_terminated_worker_hands_its_job_back(stack: Stack, fake: Fake, mark: 
         os.kill(process, signal.SIGTERM)
     job = stack.ended(job_id)
     assert job["result"]["text"] == "second"
-    assert [line["outcome"] for line in job["receipt"]] == ["interrupted", "completed"]
+    # The call's own thread may still note what it had used, as "discarded", before its process is gone.
+    outcomes = [line["outcome"] for line in job["receipt"] if line["outcome"] != "discarded"]
+    assert outcomes == ["interrupted", "completed"]
 
 
 def test_a_lost_hint_is_sent_again(stack: Stack, mark: str) -> None:
