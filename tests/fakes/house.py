@@ -9,6 +9,7 @@ from typing import Any
 from backburner.delivery import Delivery
 from backburner.execution import Execution, Leases
 from backburner.lifecycle import Lifecycle
+from backburner.limits import SlotLimiter
 from backburner.models import Client, Hint, Job, JobRequest, Lane
 from backburner.ports import Channel, Provider
 from backburner.pricing import cost_micro_usd
@@ -21,6 +22,7 @@ from tests.fakes.memory import (
     MemoryDeadLetters,
     MemoryHints,
     MemoryJournal,
+    MemoryLimits,
     MemoryNotices,
     MemoryPayloads,
     MemoryStore,
@@ -60,6 +62,8 @@ class House:
     notices: Any = None
     channel: Any = field(default_factory=RecordingChannel)
     targets: tuple[str, ...] = ()
+    limits: Any = field(default_factory=MemoryLimits)
+    catalogue: Any = field(default_factory=MemoryCatalogue)
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
@@ -78,25 +82,27 @@ class House:
             store=self.store,
             payloads=self.payloads,
             lifecycle=self.lifecycle,
-            catalogue=MemoryCatalogue(),
+            catalogue=self.catalogue,
             clock=self.clock,
             chance=self.chance,
             journal=self.journal,
             default_model="m-1",
             lanes=frozenset(Lane),
         )
+        self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
         self.leases = Leases(self.lifecycle, self.clock, self.journal)
         self.execution = Execution(
             lifecycle=self.lifecycle,
             payloads=self.payloads,
             dead_letters=self.dead_letters,
             providers=lambda _: self.provider,
-            catalogue=MemoryCatalogue(),
+            catalogue=self.catalogue,
             price=cost_micro_usd,
             clock=self.clock,
             chance=self.chance,
             journal=self.journal,
             leases=self.leases,
+            limiter=self.limiter,
             default_model="m-1",
         )
         channels: Callable[[str], Channel] = lambda _: self.channel

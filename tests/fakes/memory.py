@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -13,15 +15,19 @@ from backburner.models import (
     Client,
     DeadLetter,
     EpochMs,
+    EpochSeconds,
+    Gauge,
     Hint,
     Job,
     JobStatus,
     Lane,
+    Learned,
+    Micros,
     ModelInfo,
     Question,
     Usage,
 )
-from backburner.ports import Background, Conflict, Guard, Patch, cursor_after, position_of
+from backburner.ports import Background, Conflict, Guard, Patch, Stale, cursor_after, position_of
 
 START: EpochMs = 1_800_000_000_000
 MODEL = ModelInfo(
@@ -146,6 +152,67 @@ class MemoryStore:
             position = position_of(cursor)
             mine = [row for row in mine if (row.created_at, row.job_id) < position]
         return mine[:limit], cursor_after(mine[limit - 1]) if len(mine) > limit else None
+
+
+class MemoryLimits:
+    """The Limits table, for models. `writes` counts the requests that DynamoDB would bill as writes."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, Gauge] = {}
+        self.lines: dict[str, Micros] = {}
+        self.writes: Counter[str] = Counter()
+        self._lock = threading.RLock()
+
+    def read(self, name: str) -> Gauge | None:
+        return self.gauges.get(name)
+
+    def add(self, gauge: Gauge, costs: Mapping[str, Micros], *, floor: Micros, ceilings: Mapping[str, Micros]) -> Gauge:
+        with self._lock:
+            self.writes["add"] += 1
+            current = self.gauges.get(gauge.name)
+            if current is None or current.revision != gauge.revision:
+                raise Stale(current)
+            if not all(floor <= current.cursors.get(name, -1) <= ceilings[name] for name in costs):
+                raise Stale(current)
+            return self._moved(current, costs)
+
+    def replace(self, old: Gauge | None, new: Gauge) -> Gauge:
+        with self._lock:
+            self.writes["replace"] += 1
+            current = self.gauges.get(new.name)
+            if (old is None) != (current is None) or (old and current and old.revision != current.revision):
+                raise Stale(current)
+            if old is not None and current is not None:
+                if new.cursors == old.cursors:
+                    new = replace(new, cursors=current.cursors)
+                elif any(current.cursors.get(name) != old.cursors.get(name) for name in new.cursors):
+                    raise Stale(current)
+                if new.learned == old.learned:
+                    new = replace(new, learned=current.learned)
+            self.gauges[new.name] = new
+            return new
+
+    def adjust(self, name: str, costs: Mapping[str, Micros], learned: Learned | None) -> Gauge:
+        with self._lock:
+            self.writes["adjust"] += 1
+            current = self.gauges.get(name)
+            if current is None:
+                raise Stale(None)
+            if learned is not None:
+                current = replace(current, learned=learned)
+            return self._moved(current, costs)
+
+    def advance(self, name: str, start: Micros, step: Micros, until: EpochSeconds) -> Micros:
+        with self._lock:
+            self.writes["advance"] += 1
+            place = max(self.lines.get(name, 0), start)
+            self.lines[name] = place + step
+            return place
+
+    def _moved(self, gauge: Gauge, costs: Mapping[str, Micros]) -> Gauge:
+        moved = {name: gauge.cursors.get(name, 0) + cost for name, cost in costs.items()}
+        self.gauges[gauge.name] = replace(gauge, cursors=gauge.cursors | moved)
+        return self.gauges[gauge.name]
 
 
 class MemoryPayloads:

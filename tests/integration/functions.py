@@ -207,6 +207,19 @@ class Stack:
         item: dict[str, Any] = reply["Item"]
         return item
 
+    def limit(self, model: str, per_minute: int) -> None:
+        """Set a model's limits, as an operator does: by its row."""
+        table = boto3.resource("dynamodb").Table(self.deployed.names["LimitsTable"])
+        table.put_item(
+            Item={
+                "limit_id": f"model#{model}",
+                "requests_per_minute": per_minute,
+                "tokens_per_minute": per_minute,
+                "input_tokens_per_minute": per_minute,
+                "output_tokens_per_minute": per_minute,
+            }
+        )
+
     def rows(self) -> list[str]:
         """The ids of all rows."""
         client: Any = boto3.client("dynamodb")

@@ -16,6 +16,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    Slot,
     Usage,
 )
 
@@ -52,6 +53,8 @@ FULL = a_job(
     model_index=1,
     background=True,
     handle="resp_1",
+    slot=Slot("m-1", NOW + 9, 12, 34, {"requests": 100_000, "tokens": 46_000}, (10.5, 40.0)),
+    place=NOW + 8,
     claimed_at=NOW + 1,
     finished_at=NOW + 2,
     result=Payload('{"text":"Donau 🏞️"}'),
@@ -93,12 +96,17 @@ payloads = st.builds(Payload, texts) | st.builds(Payload, st.none(), names)
 logs = st.lists(attempts, max_size=3).map(tuple)
 outboxes = st.lists(notices, max_size=3).map(tuple)
 
+guesses = st.floats(0, 1e9)
+slots = st.builds(
+    Slot, names, instants, counts, counts, st.dictionaries(names, counts, max_size=4), st.tuples(guesses, guesses)
+)
+
 jobs = st.builds(
     Job, job_id=names, client_id=names, lane=st.sampled_from(Lane), status=st.sampled_from(JobStatus),
     fingerprint=texts, request=payloads, owner=texts, created_at=instants, available_at=instants,
     deadline_at=instants, deadline_seconds=counts, expires_at=instants, due_at=st.none() | instants,
     attempts_limit=st.none() | counts, model_index=st.integers(0, 5), background=st.booleans(),
-    handle=st.none() | names,
+    handle=st.none() | names, slot=st.none() | slots, place=st.none() | instants,
     schema_version=st.just(1), claims=counts, attempts=counts, claimed_at=st.none() | instants,
     finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,

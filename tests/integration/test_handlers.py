@@ -164,7 +164,7 @@ def test_the_committed_events_are_what_the_functions_take(stack: Stack, provider
 
 
 def test_the_hot_path_keeps_to_its_budget(stack: Stack, provider: FakeProvider, calls: Spy) -> None:
-    """Accepting costs one put and one message, a plain job three writes in all."""
+    """Accepting costs one put and one message, a plain job three writes in all, and its limits two at most."""
     key = stack.client()
     stack.post(key, {"prompt": "warm"})
     stack.work()
@@ -172,8 +172,13 @@ def test_the_hot_path_keeps_to_its_budget(stack: Stack, provider: FakeProvider, 
     stack.post(key, {"prompt": "Name a river."})
     assert [name for name, _ in calls] == ["PutItem", "SendMessage"]
     stack.work()
-    writes = [name for name, _ in calls if name in ("PutItem", "UpdateItem", "SendMessage", "TransactWriteItems")]
-    assert writes == ["PutItem", "SendMessage", "UpdateItem", "UpdateItem"]
+    limits = stack.deployed.names["LimitsTable"]
+    writes = [
+        name if sent.get("TableName") != limits else "limits"
+        for name, sent in calls
+        if name in ("PutItem", "UpdateItem", "SendMessage", "TransactWriteItems")
+    ]
+    assert writes == ["PutItem", "SendMessage", "UpdateItem", "limits", "limits", "UpdateItem"]
 
 
 def test_the_numbers_and_nothings_of_metadata_survive(stack: Stack, provider: FakeProvider) -> None:
@@ -268,7 +273,7 @@ def test_prv_03_a_failure_that_does_not_pass_costs_as_many_calls_as_the_template
 
 def test_a_provider_that_says_when_is_not_asked_before(stack: Stack, provider: FakeProvider, calls: Spy) -> None:
     """`retry-after` becomes the hint's delay, and the row's time to wait for."""
-    provider.script("river", Behaviour(status=429, headers={"retry-after": "77"}))
+    provider.script("river", Behaviour(status=529, headers={"retry-after": "77"}))
     key = stack.client()
     job_id = stack.post(key, {"prompt": "Name a river."}).json["job_id"]
     calls.clear()
@@ -277,6 +282,39 @@ def test_a_provider_that_says_when_is_not_asked_before(stack: Stack, provider: F
     assert sent["DelaySeconds"] in (77, 78)
     row = stack.row(job_id)
     assert int(row["available_at"]["N"]) - int(row["created_at"]["N"]) >= 77_000
+
+
+def test_a_refusal_for_the_rate_holds_the_model_and_costs_no_attempt(
+    stack: Stack, provider: FakeProvider, calls: Spy
+) -> None:
+    """The job is parked until shortly before the provider allows calls again; other models go on."""
+    provider.script("river", Behaviour(status=429, headers={"retry-after": "77"}))
+    key = stack.client()
+    held = stack.post(key, {"prompt": "Name a river."}).json["job_id"]
+    stack.work()
+    row = stack.row(held)
+    assert (row["status"]["S"], row["attempts"]["N"]) == ("queued", "0")
+    assert 70_000 <= int(row["available_at"]["N"]) - int(row["created_at"]["N"]) <= 78_000
+    assert [call.model for call in provider.ledger] == ["gpt-5.4-mini"]
+    provider.script("river", Behaviour(text="Danube"))
+    other = stack.post(key, {"prompt": "Name a river.", "model": "claude-haiku-4-5"}).json["job_id"]
+    same = stack.post(key, {"prompt": "Name a river."}).json["job_id"]
+    stack.work()
+    assert stack.get(key, other).json["status"] == "completed"
+    assert stack.get(key, same).json["status"] == "queued"
+
+
+def test_a_limit_is_changed_while_jobs_run(stack: Stack, provider: FakeProvider) -> None:
+    """By the row alone: one call an hour, then as many as one likes."""
+    stack.limit("smollm2", 10**9)
+    key = stack.client()
+    stack.post(key, {"prompt": "a", "model": "smollm2"})
+    stack.work()
+    stack.limit("smollm2", 1)
+    late = stack.post(key, {"prompt": "b", "model": "smollm2"}).json["job_id"]
+    later = stack.post(key, {"prompt": "c", "model": "smollm2"}).json["job_id"]
+    stack.work()
+    assert [stack.get(key, name).json["status"] for name in (late, later)].count("queued") >= 1
 
 
 def test_a_missing_key_fails_the_job_and_says_what_to_do(stack: Stack, provider: FakeProvider) -> None:
@@ -539,6 +577,7 @@ def test_api_07_sizes_are_measured_on_the_bytes_really_sent(
     stack: Stack, provider: FakeProvider, calls: Spy, prompt: str
 ) -> None:
     """Around the limit of a row and beyond that of a message: no row over 400 KB, no message over 1 KB, no 5xx."""
+    stack.limit("gpt-5.4-mini", 10**9)
     key = stack.client()
     for size in (INLINE_BYTES_MAX, 400_000, 1_048_577):
         written = json.dumps(prompt, ensure_ascii=False)[1:-1]
@@ -671,6 +710,7 @@ def test_ten_jobs_of_a_batch_wait_at_the_same_time(stack: Stack, provider: FakeP
     """Ten waits share one bill. (The worker is warm: a cold one imports the SDKs one after the other.)"""
     key = stack.client()
     for model in MODELS:
+        stack.limit(model, 10**9)
         stack.post(key, {"prompt": "warm up", "model": model})
     stack.work()
     provider.configure(latency_seconds=0.5)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from backburner.errors import JobFailed, Overloaded, ProviderRefusedRequest, RateLimited
 from backburner.lifecycle import LEASE_MS
+from backburner.models import Gauge
 from tests.simulation.hazards import Fate, Hazard
 from tests.simulation.world import Message, World
 
@@ -22,10 +23,13 @@ class Scenario:
     thinking: Callable[[World, int, str], None] | None = None
     deadline_seconds: int | None = None
     cancel: bool = False
+    cancel_parked: bool = False
     redrive: bool = False
     double: bool = False
     background: bool = False
     buried: int = 0
+    busy_ms: int = 0
+    """The model's limit is taken by others for so long."""
 
 
 def _second_delivery(world: World, _container: int, _job_id: str) -> None:
@@ -68,6 +72,10 @@ SCENARIOS = (
     Scenario("hints that no worker could ever answer, then redriven", buried=3, redrive=True),
     Scenario("a call longer than the lease", thinking=_long_call),
     Scenario("cancelled while queued", cancel=True),
+    Scenario("a short wait for the provider's limit", busy_ms=9_000),
+    Scenario("a long wait for the provider's limit", busy_ms=100_000),
+    Scenario("parked, and cancelled there", busy_ms=100_000, cancel_parked=True),
+    Scenario("no slot before its deadline", busy_ms=100_000, deadline_seconds=30),
     Scenario("cancelled while it is worked on", thinking=_cancelled_meanwhile),
     Scenario("not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3),
 )
@@ -110,7 +118,13 @@ def live(scenario: Scenario, fate: Fate) -> World:
             world.queue.messages.remove(message)
             world.letters.redrive_policy_moves(message.hint)
         world.repair()
-    for _ in range(4):
+    if scenario.busy_ms:
+        at = (world.time + scenario.busy_ms) * 1000
+        world.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": at})
+    for turn in range(4):
+        if scenario.cancel_parked and turn == 1:
+            for job_id in world.runs:
+                world.cancel(job_id)
         for message in world.queue.ready():
             if scenario.double:
                 world.deliver(Message(message.hint, world.time))

@@ -22,14 +22,29 @@ from backburner.errors import (
     RateLimited,
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
-from backburner.models import DEAD_LETTER, Answer, EpochMs, Hint, Job, JobRequest, JobStatus, Lane, Question, Usage
+from backburner.models import (
+    DEAD_LETTER,
+    Answer,
+    EpochMs,
+    Hint,
+    Job,
+    JobRequest,
+    JobStatus,
+    Lane,
+    Limits,
+    Question,
+    Usage,
+)
 from backburner.ports import Background
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import (
+    MODEL,
     START,
     FakeChance,
+    MemoryCatalogue,
     MemoryDeadLetters,
     MemoryJournal,
+    MemoryLimits,
     MemoryNotices,
     MemoryPayloads,
     MemoryStore,
@@ -51,6 +66,10 @@ DEAD_CODES = {
     "internal_error",
     "connection",
 }
+
+
+LIMITED = replace(MODEL, limits=Limits(requests=12))
+"""A call every five seconds: jobs sleep for their slots, and some are parked."""
 
 
 class Broken(BaseException):
@@ -130,6 +149,11 @@ class Run:
     cancelled: bool = False
 
 
+def handle_of(background: Background | None) -> str | None:
+    """The name of the call that is to be attached to."""
+    return background.handle if background is not None else None
+
+
 class Bills:
     """The provider: bills each call, and lets the world go on while it thinks."""
 
@@ -154,15 +178,22 @@ class Bills:
         row, run = world.store.rows.get(job_id), world.runs[job_id]
         world.check_call(job_id, row)
         run.calls += 1
+        outcome = None
+        if handle_of(background) not in world.going_on:
+            outcome = world.outcome(job_id)
+            if isinstance(outcome, RateLimited):  # refused: nothing was begun, and nothing is billed
+                run.calls -= 1
+                raise outcome
         claims = row.claims if row is not None else 0
-        handle = background.handle if background is not None else None
-        if background is not None and handle not in world.going_on:
+        handle = handle_of(background)
+        if background is not None and outcome is not None:
             handle = f"resp-{job_id}-{claims}-{run.calls}"
-            world.going_on[handle] = world.outcome(job_id)
+            world.going_on[handle] = outcome
             run.paid += not isinstance(world.going_on[handle], JobFailed)
             background.remember(handle)
         world.think(self._container, job_id)
-        outcome = world.outcome(job_id) if handle is None else world.going_on.get(handle, "cancelled")
+        if handle is not None:
+            outcome = world.going_on.get(handle, "cancelled")
         if isinstance(outcome, JobFailed):
             raise outcome
         run.paid += handle is None
@@ -204,6 +235,7 @@ class World:
         self.queue = LaneQueue(self)
         self.letters = MemoryDeadLetters()
         self.payloads = MemoryPayloads()
+        self.limits = MemoryLimits()
         self.runs: dict[str, Run] = {}
         self.told: Counter[tuple[str, int, JobStatus]] = Counter()
         self.redriven = 0
@@ -229,6 +261,8 @@ class World:
             hints=Fated(self.queue, "hints", self.fate),
             dead_letters=Fated(self.letters, "dead_letters", self.fate),
             notices=Fated(self.notices, "notices", self.fate),
+            limits=Fated(self.limits, "limits", self.fate),
+            catalogue=MemoryCatalogue(LIMITED),
             channel=Fated(Told(self), "channel", self.fate),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from backburner.settings import EndpointSettings, RepairSettings, Settings, WorkerSettings
+from backburner.settings import EndpointSettings, RepairSettings, Settings, StatusSettings, WorkerSettings
 
 COMMON = {
     "JOBS_TABLE": "jobs",
@@ -18,6 +18,7 @@ COMMON = {
 }
 ENDPOINT = COMMON | {"CLIENTS_TABLE": "clients", "DEFAULT_MODEL": "m-1", "DEFAULT_DEADLINE_SECONDS": "86400"}
 WORKER = COMMON | {
+    "LIMITS_TABLE": "limits",
     "PROVIDER_SECRET_ARN": "arn:x",
     "DEFAULT_MODEL": "m-1",
     "DEFAULT_MAX_TOKENS": "1024",
@@ -25,6 +26,7 @@ WORKER = COMMON | {
 }
 ALL: list[tuple[type[Settings], dict[str, str]]] = [
     (EndpointSettings, ENDPOINT),
+    (StatusSettings, ENDPOINT | {"LIMITS_TABLE": "limits"}),
     (WorkerSettings, WORKER),
     (RepairSettings, COMMON),
 ]

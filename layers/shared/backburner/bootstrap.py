@@ -16,8 +16,8 @@ from backburner.models import EpochMs, Lane
 if TYPE_CHECKING:
     from backburner.http import Handler
     from backburner.lifecycle import Lifecycle
-    from backburner.ports import Provider
-    from backburner.settings import Common, EndpointSettings
+    from backburner.ports import Limiter, Provider
+    from backburner.settings import Common, EndpointSettings, StatusSettings, WorkerSettings
     from backburner.submission import Submission
 
 BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -94,8 +94,20 @@ def _payloads(settings: Common) -> Any:
     return PayloadsBucket(s3, settings.payloads_bucket)
 
 
+def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, *, patient: bool) -> Limiter:
+    from backburner.adapters.aws import client
+    from backburner.adapters.limits import LimitsTable
+    from backburner.limits import SlotLimiter
+
+    seconds, tries = (2.0, 3) if patient else (1.0, 2)
+    dynamodb = client("dynamodb", connect_seconds=1, read_seconds=seconds, tries=tries)
+    store = LimitsTable(dynamodb, settings.limits_table)
+    return SlotLimiter(store, lifecycle.clock, lifecycle.chance, lifecycle.journal)
+
+
 def _submission(settings: EndpointSettings) -> Submission:
     from backburner.pricing import PriceList
+    from backburner.settings import StatusSettings
     from backburner.submission import Submission
 
     lifecycle = _lifecycle(settings, patient=False)
@@ -112,17 +124,16 @@ def _submission(settings: EndpointSettings) -> Submission:
         deadline_seconds=settings.default_deadline_seconds,
         retention_seconds=lifecycle.retention_seconds,
         background=settings.background_calls,
+        limiter=_limiter(settings, lifecycle, patient=False) if isinstance(settings, StatusSettings) else None,
     )
 
 
-def _endpoint(build: Callable[..., Handler]) -> Handler:
+def _endpoint(build: Callable[..., Handler], settings: EndpointSettings) -> Handler:
     from backburner.adapters.aws import client
     from backburner.adapters.dynamodb import ClientsTable
     from backburner.http import Doorkeeper
     from backburner.observability import Logbook
-    from backburner.settings import EndpointSettings
 
-    settings = EndpointSettings.from_environment(os.environ)
     submission = _submission(settings)
     clients = ClientsTable(client("dynamodb", connect_seconds=1, read_seconds=1.5, tries=2), settings.clients_table)
     return build(submission, Doorkeeper(clients), Logbook())
@@ -131,15 +142,17 @@ def _endpoint(build: Callable[..., Handler]) -> Handler:
 def ingest() -> Handler:
     """The handler of `POST /jobs`."""
     from backburner.http import ingest_handler
+    from backburner.settings import EndpointSettings
 
-    return _endpoint(ingest_handler)
+    return _endpoint(ingest_handler, EndpointSettings.from_environment(os.environ))
 
 
 def status() -> Handler:
     """The handler of everything else under the API."""
     from backburner.http import status_handler
+    from backburner.settings import StatusSettings
 
-    return _endpoint(status_handler)
+    return _endpoint(status_handler, StatusSettings.from_environment(os.environ))
 
 
 def worker() -> Handler:
@@ -169,6 +182,7 @@ def worker() -> Handler:
         chance=lifecycle.chance,
         journal=lifecycle.journal,
         leases=Leases(lifecycle, lifecycle.clock, lifecycle.journal),
+        limiter=_limiter(settings, lifecycle, patient=True),
         default_model=settings.default_model,
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from backburner.models import Failure, Usage
+from backburner.models import Failure, Limits, Usage
 
 MESSAGE_CHARACTERS_MAX = 500
 
@@ -148,6 +148,7 @@ class JobFailed(BackburnerError):
     dead: whether the failure is an operator's business, so that the job goes to the dead-letter queue. A failure that
     only the caller can mend (his request, its content) does not.
     elsewhere: whether another model may serve the same request.
+    seen: the limits that the provider says it applies.
     goes_on: whether a call in the background may be going on at the provider all the same.
     """
 
@@ -162,11 +163,13 @@ class JobFailed(BackburnerError):
         retry_after_seconds: float | None = None,
         usage: Usage | None = None,
         request_id: str | None = None,
+        seen: Limits | None = None,
     ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
         self.usage = usage
         self.request_id = request_id
+        self.seen = seen
 
 
 class RateLimited(JobFailed):
@@ -323,6 +326,14 @@ class DeadlinePassed(JobFailed):
 
     code = "deadline_passed"
     dead = False
+
+
+class WouldMissDeadline(JobFailed):
+    """The provider's limits leave no room for the job before its deadline."""
+
+    code = "would_miss_deadline"
+    dead = False
+    elsewhere = True
 
 
 class Abandoned(JobFailed):

@@ -18,24 +18,32 @@ from backburner.errors import (
     Interrupted,
     JobFailed,
     ModelNotFound,
+    Overloaded,
     PayloadMissing,
     PortUnavailable,
+    ProviderFault,
     ProviderRefusedRequest,
     ProviderTimeout,
+    RateLimited,
+    WouldMissDeadline,
 )
 from backburner.lifecycle import RENEW_MS, Lifecycle
 from backburner.models import (
     Answer,
     Attempt,
+    EpochMs,
     Hint,
     Job,
     JobRequest,
     JobStatus,
     Lane,
+    Later,
+    Limits,
     Message,
     ModelInfo,
     Payload,
     Question,
+    Slot,
     Usage,
     canonical_json,
 )
@@ -48,6 +56,7 @@ from backburner.ports import (
     DeadLetterQueue,
     Deltas,
     Journal,
+    Limiter,
     PayloadStore,
     Provider,
 )
@@ -60,6 +69,14 @@ TOKEN_BYTES = 4
 """Bytes of English text in a token, roughly: enough to tell whether a request can fit a model."""
 CALL_SECONDS_MIN = 5.0
 """With less time than this left, a job is not begun; nothing would come of it but a paid call without an answer."""
+SLEEP_MS_MAX = 10_000
+"""A shorter wait for the provider's limits is slept, with the batch's other jobs; a longer one holds no concurrency."""
+PARKED_MS_MAX = 300_000
+"""A job far back in the line looks again after so long: the limit may have been raised."""
+HEAD_START_MS = 2_000
+"""The hint of a reserved slot appears so much earlier: delayed messages and pollers are not punctual."""
+GRACE_MS = 2_000
+"""A slot that is later than this is gone: too many late ones at once would break the limit."""
 KEEPER_SECONDS = 1.0
 """How often the keeper looks whether a lease must be renewed."""
 
@@ -71,13 +88,14 @@ type TimeLeft = Callable[[], float]
 class Lease:
     """A job in hand. `lost` is set once it is somebody else's, or has ended; `ended` tells the latter.
 
-    handle: the provider's name for the call, where it goes on without us.
+    handle: the provider's name for the call, where it goes on without us; called_at: when the call began.
     """
 
     job: Job
     renew_at: int
     ended: bool = False
     handle: str | None = None
+    called_at: EpochMs | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -139,6 +157,7 @@ class Execution:
     chance: Chance
     journal: Journal
     leases: Leases
+    limiter: Limiter
     default_model: str
     default_max_tokens: int = 1024
     call_seconds: float = 240.0
@@ -190,7 +209,10 @@ class Execution:
         for lease in self.leases.held:
             lease.lost.set()
             try:
-                self._conclude(lease, Interrupted(), None)
+                if lease.called_at is None:  # it only waited, which costs no attempt
+                    self.lifecycle.park(lease.job, self.clock.now())
+                else:
+                    self._conclude(lease, Interrupted(), None)
             except (Conflict, PortUnavailable):
                 self.journal.note("job_left_behind", job_id=lease.job.job_id)  # its lease lapses; the repairer acts
 
@@ -263,10 +285,55 @@ class Execution:
         question: Question | None = None
         try:
             question = self._question(job)
-            timeout = min(self.call_seconds, time_left() - CLOSING_SECONDS)
-            if timeout <= 0:
-                raise ProviderTimeout("no time was left for the call")
-            answer = self.providers(question.model.provider).ask(
+            answer = self._call(lease, question, time_left)
+        except JobFailed as error:
+            self._conclude(lease, error, question)
+        except PortUnavailable as error:  # the request, the key or the limits could not be read, so no call was made
+            with suppress(Conflict):
+                self.lifecycle.release(job, error)
+        except Exception as error:  # noqa: BLE001  a fault of ours must not leave the job to its lease, nor run it for ever
+            self.journal.note("job_faulted", job_id=job.job_id, error=type(error).__name__)
+            self._conclude(lease, InternalFault(), question)
+        else:
+            if answer is not None:
+                self._keep(job, answer, self._attempt(lease, "completed", question, answer))
+
+    # ── Within the provider's limits ──────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, lease: Lease, question: Question, time_left: TimeLeft) -> Answer | None:
+        """Call the provider when its limits allow it; None if the job was parked until they do."""
+        job = lease.job
+        slot = job.slot if lease.handle is None else None
+        patient_until = self.clock.now() + SLEEP_MS_MAX
+        while True:
+            if lease.handle is None:  # else the call was made before, and is only waited for
+                slot = self._slot(lease, question, slot, patient_until, time_left)
+                if slot is None:
+                    return None
+            try:
+                answer = self._ask(lease, question, slot, time_left)
+            except RateLimited as error:
+                if error.usage is not None or self._next_model(job, error, question) is not None:
+                    raise
+                # Refused is not failed: the call cost nothing, and is made again once the provider allows it.
+                self._attempt(lease, error.code, question, error)
+                if lease.handle is not None:
+                    self._park(lease, self.clock.now() + round(1000 * (error.retry_after_seconds or 1)))
+                    return None
+                lease.called_at, slot = None, None
+            else:
+                return answer
+
+    def _ask(self, lease: Lease, question: Question, slot: Slot | None, time_left: TimeLeft) -> Answer:
+        """Make one call, and tell the limiter what became of it. Raises JobFailed."""
+        job, model = lease.job, question.model
+        timeout = min(self.call_seconds, time_left() - CLOSING_SECONDS)
+        if timeout <= 0:
+            raise ProviderTimeout("no time was left for the call")
+        provider = self.providers(model.provider)
+        lease.called_at = self.clock.now()
+        try:
+            answer = provider.ask(
                 question,
                 timeout_seconds=timeout,
                 abandoned=lease.lost.is_set,
@@ -274,15 +341,79 @@ class Execution:
                 said=self.deltas.listener(job) if self.deltas is not None else None,
             )
         except JobFailed as error:
-            self._conclude(lease, error, question)
-        except PortUnavailable as error:  # the request or the key could not be read, so no call was made
-            with suppress(Conflict):
-                self.lifecycle.release(job, error)
-        except Exception as error:  # noqa: BLE001  a fault of ours must not leave the job to its lease, nor run it for ever
-            self.journal.note("job_faulted", job_id=job.job_id, error=type(error).__name__)
-            self._conclude(lease, InternalFault(), question)
-        else:
-            self._keep(job, answer, self._attempt(job, "completed", question, answer))
+            if isinstance(error, RateLimited):
+                self.limiter.refused(model, error.retry_after_seconds, seen=error.seen)
+            elif isinstance(error, Overloaded | ProviderFault):
+                self.limiter.failed(model)
+            if slot is not None and error.usage is not None:
+                self._settle(lease, model, slot, error.usage, error.seen)
+            raise
+        if slot is not None:
+            self._settle(lease, model, slot, answer.usage, answer.seen)
+        return answer
+
+    def _settle(self, lease: Lease, model: ModelInfo, slot: Slot, usage: Usage, seen: Limits | None) -> None:
+        call_ms = self.clock.now() - (lease.called_at or self.clock.now())
+        self.limiter.settle(model, slot, usage, call_ms=call_ms, seen=seen)
+
+    def _slot(
+        self, lease: Lease, question: Question, slot: Slot | None, patient_until: EpochMs, time_left: TimeLeft
+    ) -> Slot | None:
+        """Wait for leave to call; None if the wait is long, so that the job was parked. Raises WouldMissDeadline."""
+        job, model = lease.job, question.model
+        if slot is not None and (slot.model != model.name or slot.start_at + GRACE_MS < self.clock.now()):
+            slot = None
+        while True:
+            now = self.clock.now()
+            spare_ms = round(1000 * (time_left() - CLOSING_SECONDS - CALL_SECONDS_MIN))
+            patience_ms = max(0, min(patient_until - now, spare_ms))
+            if slot is None:
+                got = self.limiter.take(question, lane=job.lane, patience_ms=patience_ms)
+                if isinstance(got, Later):
+                    place = job.place
+                    if place is None or place <= now:
+                        place = self.limiter.line_up(question, lane=job.lane, client_id=job.client_id, after=got.until)
+                    self._refuse_to_miss(job, max(place, got.start_at))
+                    self._park(lease, min(place, now + PARKED_MS_MAX), place=place)
+                    return None
+                slot = got
+                if slot.start_at >= job.deadline_at:
+                    self.limiter.give_back(slot)
+                    self._refuse_to_miss(job, slot.start_at)
+            wait_ms = slot.start_at - self.clock.now()
+            if wait_ms > min(SLEEP_MS_MAX, spare_ms):
+                self._park(lease, slot.start_at - HEAD_START_MS, slot=slot)
+                return None
+            if self._sleeps_until(lease, slot) and (wait_ms <= 0 or self.limiter.is_open(slot)):
+                return slot
+            slot = None
+
+    def _sleeps_until(self, lease: Lease, slot: Slot) -> bool:
+        """Sleep until the slot. Raises Abandoned, and leaves the slot to others, if the job is withdrawn meanwhile."""
+        while True:
+            if lease.lost.is_set():
+                self.limiter.give_back(slot)
+                raise Abandoned
+            wait_ms = slot.start_at - self.clock.now()
+            if wait_ms <= 0:
+                return True
+            self.clock.sleep(min(wait_ms, 1_000) / 1000)
+
+    def _refuse_to_miss(self, job: Job, start_at: EpochMs) -> None:
+        """Fail a job now that can only fail later. Raises WouldMissDeadline."""
+        if start_at >= job.deadline_at:
+            raise WouldMissDeadline(
+                f"It could not start before its deadline; it could have started at {start_at // 1000} (Unix time)."
+            )
+
+    def _park(self, lease: Lease, until: EpochMs, *, slot: Slot | None = None, place: EpochMs | None = None) -> None:
+        try:
+            self.lifecycle.park(lease.job, until, slot=slot, place=place)
+        except (Conflict, PortUnavailable) as error:
+            if slot is not None:
+                self.limiter.give_back(slot)
+            if isinstance(error, PortUnavailable):
+                raise
 
     def _remember(self, lease: Lease, handle: str) -> None:
         """Note the name of a call that was just begun in the background."""
@@ -313,7 +444,12 @@ class Execution:
 
     def _conclude(self, lease: Lease, error: JobFailed, question: Question | None) -> None:
         """End an attempt that brought no answer: try again later, ask another model, or fail."""
-        job, attempt = lease.job, self._attempt(lease.job, error.code, question, error)
+        job = lease.job
+        if isinstance(error, WouldMissDeadline | Abandoned) and lease.called_at is None:
+            question_asked = None  # nobody was asked anything
+        else:
+            question_asked = question
+        attempt = self._attempt(lease, error.code, question_asked, error)
         try:
             if isinstance(error, Abandoned):
                 self._stop_call(lease, question, wanted=not lease.ended)
@@ -364,13 +500,15 @@ class Execution:
             self.lifecycle.record_discarded(job, replace(attempt, outcome="discarded"))
 
     def _attempt(
-        self, job: Job, outcome: str, question: Question | None = None, got: Answer | JobFailed | None = None
+        self, lease: Lease, outcome: str, question: Question | None = None, got: Answer | JobFailed | None = None
     ) -> Attempt:
+        job = lease.job
+        began_at = lease.called_at or job.claimed_at or job.created_at
         usage = got.usage if got is not None else None
         attempt = Attempt(
             number=job.attempts,
             outcome=outcome,
-            began_at=job.claimed_at or job.created_at,
+            began_at=began_at,
             ended_at=self.clock.now(),
             provider=question.model.provider if question else None,
             model=question.model.name if question else None,
@@ -390,7 +528,8 @@ class Execution:
                 provider=attempt.provider,
                 model=attempt.model,
                 request_id=attempt.request_id,
-                call_ms=attempt.ended_at - attempt.began_at,
+                call_ms=attempt.ended_at - began_at,
+                slot_wait_ms=began_at - (job.claimed_at or began_at),
                 first_token_ms=attempt.first_token_ms,
                 input_tokens=usage.input_tokens if usage else None,
                 output_tokens=usage.output_tokens if usage else None,

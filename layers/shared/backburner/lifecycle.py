@@ -34,6 +34,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    Slot,
 )
 from backburner.ports import (
     Chance,
@@ -156,6 +157,8 @@ class Lifecycle:
             attempts_limit=None,
             model_index=0,
             handle=None,
+            slot=None,
+            place=None,
             add_claims=1,
         )
 
@@ -238,6 +241,17 @@ class Lifecycle:
         cannot = Unreachable(f"The stored request or the provider's key could not be read: {cause.message}.")
         self._queue_again(job, available_at, cannot.failure(), {"add_attempts": -1})
         self.journal.note("job_released", job_id=job.job_id, cause=cause.message)
+
+    def park(self, job: Job, until: EpochMs, *, slot: Slot | None = None, place: EpochMs | None = None) -> None:
+        """Queue the job again until it is worth another look: its model has no slot for it yet, or a later one.
+
+        It holds no concurrency meanwhile, and waiting costs no attempt. Raises Conflict when the job is ours no more.
+        """
+        now = self.clock.now()
+        available_at = min(max(until, now + 1_000), job.deadline_at - 1)
+        more: Patch = {"add_attempts": -1, "slot": slot, "place": place}
+        self._queue_again(job, available_at, job.error, more)
+        self.journal.note("job_parked", job_id=job.job_id, wait_ms=available_at - now, slot=slot is not None)
 
     def backoff_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
         """Exponential backoff with full jitter, on top of what the provider asked for.
@@ -322,7 +336,7 @@ class Lifecycle:
         self._hint_or_leave_due(row, alone=False)
 
     def _queue_again(
-        self, job: Job, available_at: EpochMs, why: Failure, more: Patch, *, lapsed_by: EpochMs | None = None
+        self, job: Job, available_at: EpochMs, why: Failure | None, more: Patch, *, lapsed_by: EpochMs | None = None
     ) -> None:
         """Queue a job in processing again, and hint at it: by its worker, or (`lapsed_by`) after its lease has lapsed.
 
@@ -334,6 +348,8 @@ class Lifecycle:
             "due_at": min(available_at + PATIENCE_MS, job.deadline_at),
             "claimed_at": None,
             "error": why,
+            "slot": None,
+            "place": None,
         }
         patch.update(more)
         row = self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by), **patch)
@@ -469,6 +485,8 @@ class Lifecycle:
                 status=status,
                 claimed_at=None,
                 handle=None,
+                slot=None,
+                place=None,
                 result=result,
                 error=error,
                 finished_at=now,

@@ -212,8 +212,88 @@ class Limits:
     """What a provider allows in a minute, by default; None: nothing known."""
 
     requests: int | None = None
+    tokens: int | None = None
+    """Input and output together, which is how OpenAI counts."""
     input_tokens: int | None = None
     output_tokens: int | None = None
+
+
+DIMENSIONS = ("requests", "tokens", "input_tokens", "output_tokens")
+"""The names of what is limited: the fields of `Limits`."""
+
+type Micros = int
+"""Microseconds: an instant since the epoch, or a duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Leave to make one call of a model at `start_at`, and what it took from each of the model's limits.
+
+    input_tokens, output_tokens: what the call is expected to use; costs: microseconds of each limited dimension;
+    guess: the expectations before the learned corrections, so that the corrections can be learned from.
+    """
+
+    model: str
+    start_at: EpochMs
+    input_tokens: int
+    output_tokens: int
+    costs: dict[str, Micros]
+    guess: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """A reserved slot that was given back in time for somebody else."""
+
+    start_at: EpochMs
+    costs: dict[str, Micros]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the calls of a model have taught: factors on the guesses at its tokens, and how long a call takes."""
+
+    input_ratio: float = 1.0
+    output_ratio: float = 1.0
+    call_ms: float = 2_000.0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A model's row in the limits table.
+
+    cursors: for each limited dimension, the instant at which its next unit is free.
+    revision: raised whenever anything but the cursors and what is learned changes.
+    limits: an operator's, which win over the catalogue's; seen: what the provider's replies say, in their own words.
+    burst_ms: how far a call may run ahead of an even pace. Kept below what the provider allows, for the network.
+    share: the part of the limits that is used; cut while the provider refuses calls within its limits.
+    held_until: the provider has asked for silence until then.
+    strikes: overload and faults, less successes; beyond a few of them calls become rare probes.
+    """
+
+    name: str
+    revision: int = 0
+    limits: Limits = Limits()
+    seen: Limits = Limits()
+    burst_ms: int = 750
+    share: float = 1.0
+    share_at: EpochMs = 0
+    held_until: EpochMs = 0
+    refused_at: EpochMs = 0
+    strikes: int = 0
+    struck_at: EpochMs = 0
+    vacant: tuple[Vacancy, ...] = ()
+    learned: Learned = Learned()
+    cursors: dict[str, Micros] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """No slot can be had now; one may come within reach at `until`, for a call that starts at `start_at`."""
+
+    until: EpochMs
+    start_at: EpochMs
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +323,8 @@ class ModelInfo:
     """For OpenAI-compatible servers: `responses`, or `chat` where only chat completions exist."""
     limits: Limits = Limits()
     long_prompt: LongPrompt | None = None
+    cached_count: bool = True
+    """Whether tokens read from the provider's cache count against its limits. Anthropic's do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +375,10 @@ class Answer:
     provider: str
     usage: Usage
     request_id: str | None = None
-    first_token_ms: int | None = field(default=None, compare=False)  # an observation, not what was answered
+    # Observations, not what was answered:
+    first_token_ms: int | None = field(default=None, compare=False)
+    seen: Limits | None = field(default=None, compare=False)
+    """The limits that the provider says it applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +454,7 @@ class Job:
     deadline_at: not to be started after.
     attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.
     model_index: 0 for the model asked for, n for the n-th fallback.
+    slot: its leave to call the model, reserved before a long wait; place: its turn in the line for one.
     background: whether the call may go on at the provider without us; handle: the provider's name for that call.
     metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
@@ -394,6 +480,8 @@ class Job:
     model_index: int = 0
     background: bool = False
     handle: str | None = None
+    slot: Slot | None = None
+    place: EpochMs | None = None
     claimed_at: EpochMs | None = None
     finished_at: EpochMs | None = None
     result: Payload | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -17,14 +17,21 @@ from backburner.models import (
     EpochMs,
     EpochSeconds,
     Failure,
+    Gauge,
     Hint,
     Job,
     JobStatus,
     Lane,
+    Later,
+    Learned,
+    Limits,
+    Micros,
     ModelInfo,
     Notice,
     Payload,
     Question,
+    Slot,
+    Usage,
     canonical_json,
 )
 
@@ -69,6 +76,8 @@ class Patch(TypedDict, total=False):
     attempts_limit: int | None
     model_index: int
     handle: str | None
+    slot: Slot | None
+    place: EpochMs | None
     result: Payload | None
     error: Failure | None
     outbox: tuple[Notice, ...]
@@ -173,6 +182,66 @@ class Clients(Protocol):
 
     def find(self, key_hash: str) -> Client | None:
         """The client whose API key has this SHA-256 (hex), if it is not disabled."""
+
+
+class Stale(Exception):
+    """A conditional write of a gauge was refused; `current` is what stands there, None if nothing does."""
+
+    def __init__(self, current: Gauge | None) -> None:
+        super().__init__()
+        self.current = current
+
+
+class LimitStore(Protocol):
+    """The Limits table, as far as models are concerned. Every write is one request."""
+
+    def read(self, name: str) -> Gauge | None:
+        """The gauge, possibly a moment old."""
+
+    def add(self, gauge: Gauge, costs: Mapping[str, Micros], *, floor: Micros, ceilings: Mapping[str, Micros]) -> Gauge:
+        """Move the cursors on by the costs, if the revision is the gauge's and each cursor lies between floor and its
+        ceiling; return the new gauge. Raises Stale.
+        """
+
+    def replace(self, old: Gauge | None, new: Gauge) -> Gauge:
+        """Write what differs from `old` (None: all), if the revision is still that of `old` (None: if there is none).
+
+        Where the cursors differ, they too must still be those of `old`. Raises Stale.
+        """
+
+    def adjust(self, name: str, costs: Mapping[str, Micros], learned: Learned | None) -> Gauge:
+        """Move the cursors by the costs, whatever they are, and note what was learned. Raises Stale without a row."""
+
+    def advance(self, name: str, start: Micros, step: Micros, until: EpochSeconds) -> Micros:
+        """Take the next place in a line: move its end on by `step`, from `start` at least, and return the place.
+
+        until: when the line may be forgotten.
+        """
+
+
+class Limiter(Protocol):
+    """Leave to call a model. `take`, `line_up` and `is_open` raise PortUnavailable; the others do without."""
+
+    def take(self, question: Question, *, lane: Lane, patience_ms: int) -> Slot | Later:
+        """Reserve a slot for the question within the lane's horizon; wait for one, but no longer than patience."""
+
+    def line_up(self, question: Question, *, lane: Lane, client_id: str, after: EpochMs) -> EpochMs:
+        """A place in the client's line for the model: when to come back, so that not all do at once."""
+
+    def is_open(self, slot: Slot) -> bool:
+        """Whether the slot still holds: the provider has not asked for silence since."""
+
+    def give_back(self, slot: Slot) -> None:
+        """Leave a slot to others; without effect once its time has come."""
+
+    def settle(self, model: ModelInfo, slot: Slot, usage: Usage, *, call_ms: int, seen: Limits | None) -> None:
+        """Put the actual usage of a call that was answered in the place of the expected one."""
+
+    def refused(self, model: ModelInfo, retry_after_seconds: float | None, *, seen: Limits | None) -> None:
+        """The provider refused a call for its rate: hold the model, and learn from it."""
+
+    def failed(self, model: ModelInfo) -> None:
+        """The provider is overloaded or at fault: slow the model down if that goes on."""
 
 
 class Catalogue(Protocol):

@@ -29,6 +29,7 @@ class CatalogueEntry(BaseModel):
     """One model as the catalogue file and the `ExtraModels` parameter write it.
 
     Prices: dollars per million tokens. Limits: what a new account with the provider may use; none where left out.
+    `tokens_per_minute` is input and output together (OpenAI); Anthropic counts the two apart.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +44,7 @@ class CatalogueEntry(BaseModel):
     api: Literal["responses", "chat"] = "responses"
     long_prompt: Band | None = None
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     input_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     output_tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
 
@@ -70,7 +72,13 @@ def _models(text: str) -> dict[str, ModelInfo]:
             output_price=round(entry.output * 1_000_000),
             api=entry.api,
             long_prompt=_long_prompt(entry.long_prompt),
-            limits=Limits(entry.requests_per_minute, entry.input_tokens_per_minute, entry.output_tokens_per_minute),
+            limits=Limits(
+                requests=entry.requests_per_minute,
+                tokens=entry.tokens_per_minute,
+                input_tokens=entry.input_tokens_per_minute,
+                output_tokens=entry.output_tokens_per_minute,
+            ),
+            cached_count=entry.provider != "anthropic",
         )
         for name, entry in _ENTRIES.validate_json(text).items()
     }

@@ -33,7 +33,7 @@ class Common(Settings):
 
 
 class EndpointSettings(Common):
-    """ingest and status: the HTTP endpoint."""
+    """ingest: the HTTP endpoint."""
 
     clients_table: str
     default_model: str
@@ -42,8 +42,16 @@ class EndpointSettings(Common):
     extra_models: str = ""
 
 
+class StatusSettings(EndpointSettings):
+    """status: the rest of the endpoint."""
+
+    limits_table: str
+
+
 class WorkerSettings(Common):
     """worker."""
+
+    limits_table: str
 
     provider_secret_arn: str
     openai_base_url: str = ""

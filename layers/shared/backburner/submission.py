@@ -17,7 +17,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import Client, Job, JobRequest, JobStatus, Lane, Payload, canonical_json, fingerprint
-from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, Journal, PayloadStore
+from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, Journal, Limiter, PayloadStore
 
 INLINE_BYTES_MAX = 100_000
 """A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
@@ -55,6 +55,8 @@ class Submission:
     deadline_seconds: int = 86_400
     retention_seconds: int = 14 * 86_400
     background: bool = False
+    limiter: Limiter | None = None
+    """Only where jobs are cancelled."""
 
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
@@ -103,9 +105,11 @@ class Submission:
     def cancel(self, client: Client, job_id: str) -> Job:
         """Cancel the client's job and return it as it then is. Cancelling twice is no error. Raises JobIsFinal."""
         job = self.find(client, job_id)
-        if job.status is not JobStatus.CANCELLED and not self.lifecycle.cancel(job):
-            job = self.find(client, job_id)
-            if job.status is not JobStatus.CANCELLED:
+        if job.status is not JobStatus.CANCELLED:
+            if self.lifecycle.cancel(job):
+                if job.slot is not None and self.limiter is not None:
+                    self.limiter.give_back(job.slot)
+            elif (job := self.find(client, job_id)).status is not JobStatus.CANCELLED:
                 raise JobIsFinal(f"The job is {job.status}; it can no longer be cancelled.")
         return self.find(client, job_id)
 

@@ -29,6 +29,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    Slot,
     Usage,
     canonical_json,
 )
@@ -48,7 +49,7 @@ KEYS_MAX = 100
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
-    "claimed_at", "finished_at", "attempts_limit",
+    "claimed_at", "finished_at", "attempts_limit", "place",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata")
@@ -83,6 +84,11 @@ def _notice(fields: Mapping[str, Any]) -> Notice:
     return Notice(**{**fields, "status": NoticeStatus(fields["status"])})
 
 
+def _slot(text: str) -> Slot:
+    fields = json.loads(text)
+    return Slot(**{**fields, "guess": tuple(fields["guess"])})
+
+
 def _text(text: str | None) -> Item | None:
     return None if text is None else {"S": text}
 
@@ -91,6 +97,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "metadata": _text,
     "handle": _text,
     "model_index": lambda index: _number(index) if index else None,
+    "slot": lambda slot: _text(slot and canonical_json(asdict(slot))),
     "background": lambda background: {"BOOL": True} if background else None,
     "error": lambda error: _text(error and canonical_json(asdict(error))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
@@ -135,6 +142,7 @@ def job_of(item: Item) -> Job:
         model_index=int(item.get("model_index", {"N": "0"})["N"]),
         background="background" in item,
         handle=item.get("handle", {}).get("S"),
+        slot=_slot(item["slot"]["S"]) if "slot" in item else None,
         metadata=item.get("metadata", {}).get("S"),
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
         outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),

@@ -18,7 +18,7 @@ from backburner.errors import (
     ProviderTimeout,
     Refused,
 )
-from backburner.models import Answer, Question, Usage
+from backburner.models import Answer, Limits, Question, Usage
 from backburner.ports import Background
 from backburner.providers import faults, wire
 from backburner.providers.account import Account
@@ -99,6 +99,7 @@ class _Call:
         self.stop_reason: str | None = None
         self.counts: dict[str, int] = {}
         self.request_id: str | None = None
+        self.seen: Limits | None = None
 
     def usage_so_far(self) -> Usage | None:
         """The provider's count; a guess for a call that broke off; None before the reply began."""
@@ -121,6 +122,7 @@ class _Call:
         """Make the call and read its stream to the end."""
         with client.messages.create(**_arguments(self.question), stream=True) as stream:
             self.request_id = stream.response.headers.get("request-id")
+            self.seen = faults.limits_of(stream.response.headers)
             for event in stream:
                 self._take(event)
                 if event.type == "message_stop":
@@ -162,7 +164,16 @@ class _Call:
             raise EmptyAnswer(limit if self.stop_reason == "max_tokens" else None, **about)
         usage = about["usage"] or Usage(estimated=True)
         reason = _REASONS.get(self.stop_reason or "", "unknown")
-        return Answer(text, reason, self.question.model.name, NAME, usage, self.request_id, self.first_token_ms)
+        return Answer(
+            text=text,
+            finish_reason=reason,
+            model=self.question.model.name,
+            provider=NAME,
+            usage=usage,
+            request_id=self.request_id,
+            first_token_ms=self.first_token_ms,
+            seen=self.seen,
+        )
 
     def _count(self, usage: Any) -> None:
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):

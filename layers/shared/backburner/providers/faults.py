@@ -25,7 +25,7 @@ from backburner.errors import (
     RateLimited,
     SpendLimit,
 )
-from backburner.models import Question, Usage
+from backburner.models import Limits, Question, Usage
 
 MESSAGE_CHARACTERS_MAX = 300
 RETRY_AFTER_SECONDS_MAX = 86_400.0
@@ -104,7 +104,36 @@ def failure_of(
     message = None if issubclass(kind, _OWN_WORDS) else cleaned(prose)
     if message is None and not issubclass(kind, _OWN_WORDS) and status is not None:
         message = f"{(kind.__doc__ or '').strip()} It answered with status {status}."
-    return kind(message, retry_after_seconds=retry_after_seconds(headers), usage=usage, request_id=request_id)
+    return kind(
+        message,
+        retry_after_seconds=retry_after_seconds(headers),
+        usage=usage,
+        request_id=request_id,
+        seen=limits_of(headers),
+    )
+
+
+def limits_of(headers: Mapping[str, str]) -> Limits | None:
+    """The limits per minute that a reply's headers state; None if they state none.
+
+    Sources: "Rate limits" in the OpenAI and in the Anthropic API reference. OpenAI also uses the header for limits per
+    day, which take hours to reset: these are passed over.
+    """
+    found: dict[str, int] = {}
+    for dimension, name in _LIMIT_HEADERS:
+        text, reset = headers.get(name, ""), headers.get(name.replace("-limit-", "-reset-"), "")
+        if text.isascii() and text.isdigit() and 0 < int(text) < 10**12 and not ("h" in reset or "d" in reset):
+            found[dimension] = int(text)
+    return Limits(**found) if found else None
+
+
+_LIMIT_HEADERS = (
+    ("requests", "x-ratelimit-limit-requests"),
+    ("tokens", "x-ratelimit-limit-tokens"),
+    ("requests", "anthropic-ratelimit-requests-limit"),
+    ("input_tokens", "anthropic-ratelimit-input-tokens-limit"),
+    ("output_tokens", "anthropic-ratelimit-output-tokens-limit"),
+)
 
 
 def _fields(body: object) -> tuple[list[str], str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from backburner.errors import (
     ProviderTimeout,
     Refused,
 )
-from backburner.models import Answer, Question, Usage
+from backburner.models import Answer, Limits, Question, Usage
 from backburner.ports import Background
 from backburner.providers import faults, wire
 from backburner.providers.account import Account
@@ -111,6 +111,7 @@ class _Call(ABC):
         self.usage: Usage | None = None
         self.began = False
         self.request_id: str | None = None
+        self.seen: Limits | None = None
 
     def say(self, text: object) -> None:
         """Add a piece of the answer. Raises TypeError for what is no text: the SDK does not check."""
@@ -121,6 +122,10 @@ class _Call(ABC):
             self.first_token_ms = round(1000 * (time.monotonic() - self.asked_at))
         if text and self.said is not None:
             self.said(text)
+
+    def _open_reply(self, headers: Mapping[str, str]) -> None:
+        self.request_id = headers.get("x-request-id")
+        self.seen = faults.limits_of(headers)
 
     def usage_so_far(self) -> Usage | None:
         """The provider's count, or a guess once the reply has begun; None before."""
@@ -152,7 +157,16 @@ class _Call(ABC):
                 "The token limit was reached before any text; raise max_tokens." if finish_reason == "length" else None
             )
             raise EmptyAnswer(reason, usage=usage, request_id=self.request_id)
-        return Answer(text, finish_reason, self.question.model.name, NAME, usage, self.request_id, self.first_token_ms)
+        return Answer(
+            text=text,
+            finish_reason=finish_reason,
+            model=self.question.model.name,
+            provider=NAME,
+            usage=usage,
+            request_id=self.request_id,
+            first_token_ms=self.first_token_ms,
+            seen=self.seen,
+        )
 
 
 class _Responses(_Call):
@@ -167,7 +181,7 @@ class _Responses(_Call):
         if stream is None:
             return self._poll(client, watch)
         with stream:
-            self.request_id = stream.response.headers.get("x-request-id")
+            self._open_reply(stream.response.headers)
             for event in stream:
                 self._name(event)
                 if event.type == "response.output_text.delta":
@@ -279,7 +293,7 @@ class _Chat(_Call):
             **extra,
         )
         with stream:
-            self.request_id = stream.response.headers.get("x-request-id")
+            self._open_reply(stream.response.headers)
             try:
                 for chunk in stream:
                     self._take(chunk)

@@ -1,0 +1,459 @@
+"""Provider limits as reservations of future slots: full speed without a refusal, from any number of workers.
+
+For each limited dimension of a model (requests, tokens) a cursor says when the next unit is free. Reserving moves all
+cursors on in one atomic add and so gives each caller a slot of his own; nothing is read first and then written. The add
+carries the condition that no cursor lies further ahead than the lane's horizon, so that a backlog cannot book the
+future away from more urgent work. A reservation that is never used leaks nothing: time passes it by.
+
+Source of the arithmetic: the generic cell rate algorithm (ITU-T I.371 annex A), whose theoretical arrival time is the
+cursor here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from backburner.errors import PortUnavailable
+from backburner.models import (
+    DIMENSIONS,
+    EpochMs,
+    Gauge,
+    Lane,
+    Later,
+    Learned,
+    Limits,
+    Micros,
+    ModelInfo,
+    Question,
+    Slot,
+    Usage,
+    Vacancy,
+)
+from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
+
+HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 60_000, Lane.STANDARD: 5_000, Lane.BULK: 2_000}
+"""How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
+MINUTE: Micros = 60_000_000
+PROBES = "probes"
+"""A dimension of its own: the pause between calls to a provider in trouble."""
+BYTES_PER_TOKEN: Mapping[str, float] = {"openai": 4.0, "anthropic": 3.5}
+"""Of English text, by the providers' own rules of thumb; corrected by what is learned."""
+SAMPLES_MAX = 50
+"""What is learned is the mean of about so many calls, the recent ones weighing more."""
+RATIO_MIN, RATIO_MAX = 0.01, 8.0
+SETTLED_PART = 0.02
+"""A smaller difference between expectation and usage is not worth a write: what is learned evens it out."""
+HOLD_MS = 1_000
+"""After a refusal that does not say how long."""
+SHARE_CUT, SHARE_GAIN, SHARE_MIN = 0.85, 1.1, 0.05
+REFUSALS_APART_MS = (2_000, 30_000)
+"""Refusals closer together are one event; further apart, chance. Between the two the limits are not what we think."""
+RECOVERY_MS = 30_000
+STRIKES_FREE, STRIKES_MAX = 5, 11
+STRIKE_MS = 1_000
+"""One strike a second at most: a hundred calls that fail together are one event."""
+PAUSE: Micros = 1_000_000
+PAUSE_MAX: Micros = 60_000_000
+VACANT_MAX = 20
+FRESH_MS = 1_000
+"""A gauge seen so long ago is looked at again before a sleeper acts on it."""
+UNLIMITED_FRESH_MS = 5_000
+SPREAD_MS = 50
+TRIES = 8
+
+
+def limit_of(model: ModelInfo, gauge: Gauge, dimension: str) -> float | None:
+    """What may be used in a minute: an operator's or else the catalogue's limit, or the provider's if that is lower.
+
+    Times the share. None if nobody knows of any.
+    """
+    configured = getattr(gauge.limits, dimension) or getattr(model.limits, dimension)
+    seen = getattr(gauge.seen, dimension)
+    known = [limit for limit in (configured, seen) if limit]
+    return min(known) * gauge.share if known else None
+
+
+def pause_of(gauge: Gauge) -> Micros:
+    """The pause between calls to a provider in trouble: 1, 2, 4 … 60 seconds; 0 while all is well."""
+    beyond = gauge.strikes - STRIKES_FREE
+    return 0 if beyond < 0 else min(PAUSE * 2**beyond, PAUSE_MAX)
+
+
+def burst_of(gauge: Gauge, dimension: str) -> Micros:
+    """How far ahead of an even pace a dimension may run."""
+    return 0 if dimension == PROBES else gauge.burst_ms * 1_000
+
+
+def first_guess(question: Question) -> tuple[float, float]:
+    """Input and output tokens as the request's size suggests, before anything is learned."""
+    return question.input_bytes / BYTES_PER_TOKEN.get(question.model.provider, 4.0) + 8, float(question.max_tokens)
+
+
+def costs_of(model: ModelInfo, gauge: Gauge, input_tokens: float, output_tokens: float) -> dict[str, Micros]:
+    """Microseconds that a call takes from each limited dimension."""
+    units = {
+        "requests": 1.0,
+        "tokens": input_tokens + output_tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
+    limits = {dimension: limit_of(model, gauge, dimension) for dimension in DIMENSIONS}
+    costs = {dimension: round(units[dimension] * MINUTE / limit) for dimension, limit in limits.items() if limit}
+    pause = pause_of(gauge)
+    return {**costs, PROBES: pause} if pause else costs
+
+
+def counted_input(model: ModelInfo, usage: Usage) -> int:
+    """Input tokens as the provider counts them against its limits."""
+    return usage.input_tokens if model.cached_count else usage.input_tokens - usage.cached_tokens
+
+
+@dataclass(eq=False)
+class _Wish:
+    """A question in this process that waits for its turn at the gauge."""
+
+    question: Question
+    got: Slot | Later | None = None
+
+
+@dataclass
+class _Turn:
+    """One at a time in this process; whoever is at the head reserves for all who wait behind him, in one write.
+
+    not_before: when the next try makes sense; misses: tries since the last success.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    wishes: list[_Wish] = field(default_factory=list)
+    not_before: EpochMs = 0
+    misses: int = 0
+
+
+class SlotLimiter:
+    """The limiter, as ports.Limiter. Thread-safe."""
+
+    def __init__(self, store: LimitStore, clock: Clock, chance: Chance, journal: Journal) -> None:
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._journal = journal
+        self._known: dict[str, tuple[Gauge, EpochMs]] = {}
+        self._turns: dict[tuple[str, Lane], _Turn] = {}
+        self._lock = threading.Lock()
+
+    # ── Reserving ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, question: Question, *, lane: Lane, patience_ms: int) -> Slot | Later:
+        """Reserve a slot within the lane's horizon; wait for one to come within it, but no longer than patience."""
+        wish = _Wish(question)
+        with self._lock:
+            turn = self._turns.setdefault((question.model.name, lane), _Turn())
+            turn.wishes.append(wish)
+        gives_up_at = self._clock.now() + patience_ms
+        with turn.lock:
+            try:
+                while wish.got is None:
+                    self._advance(question.model, lane, turn, wish, gives_up_at)
+            finally:
+                with self._lock:
+                    turn.wishes = [other for other in turn.wishes if other.got is None and other is not wish]
+        return wish.got
+
+    def _advance(self, model: ModelInfo, lane: Lane, turn: _Turn, wish: _Wish, gives_up_at: EpochMs) -> None:
+        """One try for everybody in the turn, or one pause until the next makes sense, or the end of patience."""
+        now = self._clock.now()
+        if turn.not_before <= now:
+            with self._lock:
+                wishes = [other for other in turn.wishes if other.got is None]
+            refusal = self._grant(model, lane, wishes)
+            if refusal is None:
+                turn.not_before, turn.misses = 0, 0
+            elif wish.got is None:
+                turn.misses += 1
+                # Spread the processes that wait for the same limit, the wider the more of them there seem to be.
+                spread = min(HORIZON_MS[lane] / 2, SPREAD_MS * 2.0**turn.misses)
+                turn.not_before = max(refusal.until, now) + round(self._chance.uniform(1, spread))
+                if turn.not_before > gives_up_at:
+                    wish.got = refusal
+            return
+        if turn.not_before > gives_up_at:
+            wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[lane])
+        else:
+            self._clock.sleep((turn.not_before - now) / 1000)
+
+    def _grant(self, model: ModelInfo, lane: Lane, wishes: Sequence[_Wish]) -> Later | None:
+        """Reserve for as many wishes as fit, the first first, in one write. What the first is told if none fits."""
+        gauge = self._gauge(model, fresh_ms=None if self._is_limited(model) else UNLIMITED_FRESH_MS)
+        for _ in range(TRIES):
+            now = self._clock.now()
+            horizon = (now + HORIZON_MS[lane]) * 1000
+            floor = max(now, gauge.held_until + gauge.burst_ms if gauge.held_until else 0) * 1000
+            bills = [self._bill(gauge, wish.question) for wish in wishes]
+            cursors = {name: max(gauge.cursors.get(name, 0), floor) for bill in bills for name in bill.costs}
+            starts = _starts(gauge, cursors, bills, gauge.held_until)
+            try:
+                if len(bills) == 1 and (vacancy := self._fitting(gauge, bills[0], now, lane)) is not None:
+                    wishes[0].got = self._occupy(gauge, vacancy, bills[0], now)
+                    return None
+                fit = sum(1 for start in starts if start <= horizon)
+                if fit == 0 and self._is_old(model):
+                    gauge = self._gauge(model, fresh_ms=0)
+                    continue
+                if fit == 0:
+                    return Later(now + -(-(starts[0] - horizon) // 1000), -(-starts[0] // 1000))
+                starts = self._reserve(gauge, bills[:fit], starts[:fit], floor=floor, horizon=horizon)
+            except Stale as stale:
+                gauge = self._learn(model, stale.current)
+                continue
+            for wish, bill, start in zip(wishes, bills, starts, strict=False):
+                wish.got = replace(bill, start_at=max(now, -(-start // 1000)))
+            return None
+        return Later(self._clock.now(), self._clock.now())  # much contended: again in a moment
+
+    def _reserve(
+        self, gauge: Gauge, bills: Sequence[Slot], starts: list[Micros], *, floor: Micros, horizon: Micros
+    ) -> list[Micros]:
+        """Make the bills' reservations and return their starts. Raises Stale if the gauge is not what was thought."""
+        total: dict[str, Micros] = {}
+        for bill in bills:
+            for name, cost in bill.costs.items():
+                total[name] = total.get(name, 0) + cost
+        if not total:  # nothing limits this model
+            return starts
+        if all(gauge.cursors.get(name, 0) >= floor for name in total):
+            spare = horizon - starts[-1]
+            ceilings = {name: gauge.cursors[name] + spare for name in total}
+            new = self._store.add(gauge, total, floor=floor, ceilings=ceilings)
+            starts = _starts(new, {name: new.cursors[name] - cost for name, cost in total.items()}, bills)
+        else:  # fallen behind the clock: idle time does not pile up
+            ahead = {name: max(gauge.cursors.get(name, 0), floor) + cost for name, cost in total.items()}
+            new = self._write(gauge, replace(gauge, cursors=gauge.cursors | ahead))
+        self._learn_name(new.name, new)
+        return starts
+
+    @staticmethod
+    def _fitting(gauge: Gauge, bill: Slot, now: EpochMs, lane: Lane) -> Vacancy | None:
+        """A slot that somebody gave back and that the bill fits into."""
+        for vacancy in gauge.vacant:
+            soon = max(now, gauge.held_until) <= vacancy.start_at <= now + HORIZON_MS[lane]
+            if soon and all(cost <= vacancy.costs.get(name, 0) for name, cost in bill.costs.items()):
+                return vacancy
+        return None
+
+    def _occupy(self, gauge: Gauge, vacancy: Vacancy, bill: Slot, now: EpochMs) -> Slot:
+        left = tuple(other for other in gauge.vacant if other is not vacancy and other.start_at > now)
+        self._change(gauge, replace(gauge, vacant=left))
+        return replace(bill, start_at=vacancy.start_at)
+
+    def _bill(self, gauge: Gauge, question: Question) -> Slot:
+        """What the question is expected to take, as a slot without its time."""
+        guess, learned = first_guess(question), gauge.learned
+        expected = (guess[0] * learned.input_ratio, guess[1] * learned.output_ratio)
+        costs = costs_of(question.model, gauge, *expected)
+        return Slot(question.model.name, 0, round(expected[0]), round(expected[1]), costs, guess)
+
+    def line_up(self, question: Question, *, lane: Lane, client_id: str, after: EpochMs) -> EpochMs:
+        """A place in the client's line for the model, at the model's pace, so that those put off return one by one."""
+        gauge = self._gauge(question.model)
+        step = max(self._bill(gauge, question).costs.values(), default=0)
+        line = f"line#{question.model.name}#{lane}#{client_id}"
+        place = self._store.advance(line, after * 1000, step, self._clock.now() // 1000 + 7 * 86_400)
+        return max(after, place // 1000)
+
+    def is_open(self, slot: Slot) -> bool:
+        """Whether the provider has not asked for silence since the slot was reserved."""
+        with self._lock:
+            known = self._known.get(slot.model)
+        if known is None or self._clock.now() - known[1] > FRESH_MS:
+            current = self._store.read(_name(slot.model))
+            gauge = self._learn_name(_name(slot.model), current) if current is not None else None
+        else:
+            gauge = known[0]
+        return gauge is None or gauge.held_until <= slot.start_at
+
+    def give_back(self, slot: Slot) -> None:
+        """Leave a slot whose time has not come to somebody else."""
+        with suppress(PortUnavailable):  # time passes it by, then
+            gauge = self._store.read(_name(slot.model))
+            for _ in range(TRIES):
+                now = self._clock.now()
+                if gauge is None or not slot.costs or slot.start_at <= now or slot.start_at < gauge.held_until:
+                    return
+                kept = tuple(vacancy for vacancy in gauge.vacant if vacancy.start_at > now)[: VACANT_MAX - 1]
+                try:
+                    self._change(gauge, replace(gauge, vacant=(*kept, Vacancy(slot.start_at, slot.costs))))
+                    return
+                except Stale as stale:
+                    gauge = stale.current
+
+    # ── Learning ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def settle(self, model: ModelInfo, slot: Slot, usage: Usage, *, call_ms: int, seen: Limits | None) -> None:
+        """Put the actual usage in the place of the expected one. What cannot be noted now is lost, and harmless."""
+        with suppress(PortUnavailable):
+            gauge = self._gauge(model)
+            gauge = self._see(model, gauge, seen)
+            if gauge.strikes or gauge.share < 1:
+                self._revise(model, lambda old: _well(old, self._clock.now()))
+            if not slot.costs:
+                return  # nothing limits this model
+            used = (counted_input(model, usage), usage.output_tokens)
+            actual = costs_of(model, gauge, *used)
+            differences = {name: actual.get(name, cost) - cost for name, cost in slot.costs.items() if name != PROBES}
+            differences = {name: difference for name, difference in differences.items() if difference}
+            learned = None if usage.estimated else _taught(gauge.learned, slot, used, call_ms)
+            small = all(abs(difference) <= SETTLED_PART * slot.costs[name] for name, difference in differences.items())
+            if small and gauge.learned.samples >= SAMPLES_MAX:
+                return
+            with suppress(Stale):
+                self._learn(model, self._store.adjust(gauge.name, differences, learned))
+
+    def refused(self, model: ModelInfo, retry_after_seconds: float | None, *, seen: Limits | None) -> None:
+        """Hold the model, and only it, as long as the provider asks; use less of its limits if it refuses on."""
+        now = self._clock.now()
+        hold_ms = HOLD_MS if retry_after_seconds is None else round(1000 * retry_after_seconds)
+        with suppress(PortUnavailable):  # the next refusal says the same
+            self._see(model, self._gauge(model), seen)
+            self._revise(model, lambda gauge: _held(gauge, now, now + hold_ms))
+        self._journal.note("model_held", model=model.name, hold_ms=hold_ms)
+
+    def failed(self, model: ModelInfo) -> None:
+        """Count a strike; from the sixth on, calls become probes with growing pauses between."""
+        now = self._clock.now()
+        with suppress(PortUnavailable):  # the next failure says the same
+            gauge = self._revise(model, lambda gauge: _struck(gauge, now))
+            if pause_of(gauge):
+                self._journal.note("model_slowed", model=model.name, pause_ms=pause_of(gauge) // 1000)
+
+    def _see(self, model: ModelInfo, gauge: Gauge, seen: Limits | None) -> Gauge:
+        """Follow the provider's own word on its limits where it is lower; note where it differs."""
+        if seen is None or seen == Limits() or seen == gauge.seen:
+            return gauge
+        for dimension in DIMENSIONS:
+            said = getattr(seen, dimension)
+            configured = getattr(gauge.limits, dimension) or getattr(model.limits, dimension)
+            if said and configured and said != configured:
+                self._journal.note(
+                    "limit_differs", model=model.name, dimension=dimension, configured=configured, provider_limit=said
+                )
+        return self._revise(model, lambda old: old if old.seen == seen else replace(old, seen=seen))
+
+    # ── The row ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_limited(self, model: ModelInfo) -> bool:
+        with self._lock:
+            known = self._known.get(model.name)
+        gauge = known[0] if known else Gauge(_name(model.name))
+        return any(limit_of(model, gauge, dimension) for dimension in DIMENSIONS)
+
+    def _is_old(self, model: ModelInfo) -> bool:
+        """Whether what is known of the gauge may be too old to be put off by."""
+        with self._lock:
+            known = self._known.get(model.name)
+        return known is None or self._clock.now() - known[1] > FRESH_MS
+
+    def _gauge(self, model: ModelInfo, *, fresh_ms: int | None = None) -> Gauge:
+        """The gauge as last seen, or looked up if that is too long ago; an empty one if there is none."""
+        with self._lock:
+            known = self._known.get(model.name)
+        if known is not None and (fresh_ms is None or self._clock.now() - known[1] <= fresh_ms):
+            return known[0]
+        return self._learn(model, self._store.read(_name(model.name)))
+
+    def _learn(self, model: ModelInfo, gauge: Gauge | None) -> Gauge:
+        return self._learn_name(_name(model.name), gauge)
+
+    def _learn_name(self, name: str, gauge: Gauge | None) -> Gauge:
+        current = gauge or Gauge(name)
+        with self._lock:
+            self._known[name.removeprefix("model#")] = (current, self._clock.now())
+        return current
+
+    def _write(self, old: Gauge, new: Gauge) -> Gauge:
+        """Write a gauge over the one that was read; the first write makes the row. Raises Stale."""
+        if old.revision == 0:
+            return self._store.replace(None, replace(new, revision=1))
+        return self._store.replace(old, new)
+
+    def _change(self, old: Gauge, new: Gauge) -> Gauge:
+        """Write a change that others must learn of. Raises Stale."""
+        return self._learn_name(old.name, self._write(old, replace(new, revision=old.revision + 1)))
+
+    def _revise(self, model: ModelInfo, change: Callable[[Gauge], Gauge]) -> Gauge:
+        """Change what stands there, however often somebody is faster; give up after some tries."""
+        gauge = self._gauge(model)
+        for _ in range(TRIES):
+            new = change(gauge)
+            if new == gauge:
+                return gauge
+            try:
+                return self._change(gauge, new)
+            except Stale as stale:
+                gauge = self._learn(model, stale.current)
+        return gauge
+
+
+def _name(model: str) -> str:
+    return f"model#{model}"
+
+
+def _starts(
+    gauge: Gauge, cursors: Mapping[str, Micros], bills: Sequence[Slot], not_before: EpochMs = 0
+) -> list[Micros]:
+    """When each of the bills may start if they are reserved one after the other.
+
+    A call may start once its cost, or a whole burst if that is less, has come free in every dimension.
+    """
+    at, starts = dict(cursors), []
+    for bill in bills:
+        bursts = {name: burst_of(gauge, name) for name in bill.costs}
+        free = (at[name] + min(cost, bursts[name]) - bursts[name] for name, cost in bill.costs.items())
+        starts.append(max(free, default=not_before * 1000))
+        for name, cost in bill.costs.items():
+            at[name] += cost
+    return starts
+
+
+def _taught(learned: Learned, slot: Slot, used: tuple[int, int], call_ms: int) -> Learned:
+    """What one more call teaches: a running mean that forgets slowly."""
+    samples = min(learned.samples + 1, SAMPLES_MAX)
+    weight = 1 / samples
+
+    def ratio(old: float, guess: float, actual: int) -> float:
+        return old + weight * (min(max(actual / guess, RATIO_MIN), RATIO_MAX) - old) if guess else old
+
+    return Learned(
+        input_ratio=ratio(learned.input_ratio, slot.guess[0], used[0]),
+        output_ratio=ratio(learned.output_ratio, slot.guess[1], used[1]),
+        call_ms=learned.call_ms + weight * (call_ms - learned.call_ms),
+        samples=samples,
+    )
+
+
+def _held(gauge: Gauge, now: EpochMs, until: EpochMs) -> Gauge:
+    since = now - gauge.refused_at
+    again = REFUSALS_APART_MS[0] <= since <= REFUSALS_APART_MS[1]
+    share, share_at = gauge.share, gauge.share_at
+    if again:
+        share, share_at = max(SHARE_MIN, share * SHARE_CUT), now
+    refused_at = now if since >= REFUSALS_APART_MS[0] else gauge.refused_at
+    held_until = max(gauge.held_until, until)
+    return replace(gauge, held_until=held_until, refused_at=refused_at, share=share, share_at=share_at)
+
+
+def _struck(gauge: Gauge, now: EpochMs) -> Gauge:
+    if now - gauge.struck_at < STRIKE_MS:
+        return gauge
+    return replace(gauge, strikes=min(gauge.strikes + 1, STRIKES_MAX), struck_at=now)
+
+
+def _well(gauge: Gauge, now: EpochMs) -> Gauge:
+    """An answer: the provider recovers, and so does the use of its limits."""
+    if gauge.strikes and now - gauge.struck_at >= STRIKE_MS:
+        gauge = replace(gauge, strikes=gauge.strikes - 1, struck_at=now)
+    if gauge.share < 1 and now - max(gauge.share_at, gauge.refused_at) >= RECOVERY_MS:
+        gauge = replace(gauge, share=min(1.0, gauge.share * SHARE_GAIN), share_at=now)
+    return gauge
