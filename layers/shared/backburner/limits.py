@@ -177,7 +177,7 @@ class SlotLimiter:
                 spread = min(HORIZON_MS[lane] / 2, SPREAD_MS * 2.0**turn.misses)
                 turn.not_before = max(refusal.until, now) + round(self._chance.uniform(1, spread))
                 if turn.not_before > gives_up_at:
-                    wish.got = refusal
+                    wish.got = Later(turn.not_before, refusal.start_at)
             return
         if turn.not_before > gives_up_at:
             wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[lane])
@@ -306,7 +306,7 @@ class SlotLimiter:
             differences = {name: difference for name, difference in differences.items() if difference}
             learned = None if usage.estimated else _taught(gauge.learned, slot, used, call_ms)
             small = all(abs(difference) <= SETTLED_PART * slot.costs[name] for name, difference in differences.items())
-            if small and gauge.learned.samples >= SAMPLES_MAX:
+            if small and (learned is None or gauge.learned.samples >= SAMPLES_MAX):
                 return
             with suppress(Stale):
                 self._learn(model, self._store.adjust(gauge.name, differences, learned))

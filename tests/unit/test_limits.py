@@ -1,0 +1,391 @@
+"""Provider limits: slots, horizons, holds, and what is learned. One second costs are used: 60 a minute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from backburner.errors import PortUnavailable
+from backburner.limits import (
+    RECOVERY_MS,
+    STRIKES_FREE,
+    SlotLimiter,
+    costs_of,
+    first_guess,
+    limit_of,
+    pause_of,
+)
+from backburner.models import Gauge, Lane, Later, Learned, Limits, Message, ModelInfo, Question, Slot, Usage
+from tests.fakes.memory import MODEL, FakeChance, FakeClock, MemoryJournal, MemoryLimits
+
+ONE_A_SECOND = replace(MODEL, limits=Limits(requests=60))
+TOKENS = replace(MODEL, limits=Limits(tokens=60_000))
+
+
+class Desk:
+    """A limiter and what it stands on. `another()` is the limiter of another process."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryLimits()
+        self.journal = MemoryJournal()
+        self.limiter = self.another()
+
+    def another(self) -> SlotLimiter:
+        return SlotLimiter(self.store, self.clock, FakeChance(7), self.journal)
+
+    def gauge(self, model: ModelInfo = ONE_A_SECOND) -> Gauge:
+        return self.store.gauges[f"model#{model.name}"]
+
+    def take(self, model: ModelInfo = ONE_A_SECOND, lane: Lane = Lane.INTERACTIVE, patience_ms: int = 0) -> Slot:
+        got = self.limiter.take(question(model), lane=lane, patience_ms=patience_ms)
+        assert isinstance(got, Slot)
+        return got
+
+    def later(self, model: ModelInfo = ONE_A_SECOND, lane: Lane = Lane.INTERACTIVE) -> Later:
+        got = self.limiter.take(question(model), lane=lane, patience_ms=0)
+        assert isinstance(got, Later)
+        return got
+
+    def waits(self, count: int, model: ModelInfo = ONE_A_SECOND) -> list[int]:
+        return [self.take(model).start_at - self.clock.now() for _ in range(count)]
+
+
+def question(model: ModelInfo, *, size: int = 0, max_tokens: int = 100) -> Question:
+    return Question(model, (Message(role="user", content="x" * max(size, 1)),), None, max_tokens)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# ── Slots ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls_are_spread_at_the_pace_of_the_limit(desk: Desk) -> None:
+    """A second's cost and a burst of 750 ms: the first at once, then one a second, 250 ms later than bare pace."""
+    assert desk.waits(4) == [0, 1_000, 2_000, 3_000]
+
+
+def test_a_burst_is_spent_at_once_and_no_more(desk: Desk) -> None:
+    """At 600 a minute seven calls fit into 750 ms; the eighth waits."""
+    fast = replace(MODEL, limits=Limits(requests=600))
+    assert desk.waits(9, fast) == [0, 0, 0, 0, 0, 0, 0, 50, 150]
+
+
+def test_idle_time_does_not_pile_up(desk: Desk) -> None:
+    """An hour of silence is worth one burst."""
+    desk.waits(3)
+    desk.clock.advance(3_600)
+    assert desk.waits(3) == [0, 1_000, 2_000]
+
+
+def test_each_caller_gets_a_slot_of_its_own_whatever_process_it_is_in(desk: Desk) -> None:
+    """Two processes with views of their own never share a slot."""
+    other = desk.another()
+    starts = []
+    for _ in range(5):
+        starts.append(desk.take().start_at)
+        got = other.take(question(ONE_A_SECOND), lane=Lane.INTERACTIVE, patience_ms=0)
+        assert isinstance(got, Slot)
+        starts.append(got.start_at)
+    assert [start - desk.clock.now() for start in starts] == [1_000 * turn for turn in range(10)]
+
+
+def test_the_scarcest_dimension_decides(desk: Desk) -> None:
+    """Requests would allow ten a second, tokens one."""
+    model = replace(MODEL, limits=Limits(requests=600, output_tokens=6_000))
+    assert desk.waits(3, model) == [0, 1_000, 2_000]
+
+
+def test_one_write_reserves_in_all_dimensions(desk: Desk) -> None:
+    """Four limits, one request a call, once the cursors are ahead of the clock."""
+    model = replace(MODEL, limits=Limits(requests=60, tokens=6_000, input_tokens=60_000, output_tokens=6_000))
+    desk.waits(3, model)
+    before = sum(desk.store.writes.values())
+    desk.waits(5, model)
+    assert sum(desk.store.writes.values()) - before == 5
+
+
+def test_a_model_without_limits_costs_no_write(desk: Desk) -> None:
+    """And no wait."""
+    assert desk.waits(20, MODEL) == [0] * 20
+    assert sum(desk.store.writes.values()) == 0
+
+
+def test_a_request_larger_than_a_burst_is_not_refused_for_ever(desk: Desk) -> None:
+    """It starts when its turn comes, and those behind it wait longer."""
+    huge = question(TOKENS, size=200_000, max_tokens=50_000)
+    got = desk.limiter.take(huge, lane=Lane.BULK, patience_ms=0)
+    assert isinstance(got, Slot)
+    assert got.start_at == desk.clock.now()
+    assert isinstance(desk.limiter.take(huge, lane=Lane.BULK, patience_ms=0), Later)
+
+
+# ── Horizons ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_lane_reserves_no_further_than_its_horizon(desk: Desk) -> None:
+    """Bulk fills two seconds, and an urgent job comes right after it."""
+    taken = 0
+    while isinstance(desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0), Slot):
+        taken += 1
+    assert taken == 3  # at 0, 1 and 2 s
+    assert desk.waits(1) == [3_000]
+
+
+def test_who_is_refused_learns_when_to_come_back(desk: Desk) -> None:
+    """Three seconds' worth is taken; a second later there is room within two."""
+    desk.waits(3)
+    later = desk.later(lane=Lane.BULK)
+    assert 1_000 < later.until - desk.clock.now() <= 1_100
+    assert later.start_at - desk.clock.now() == 3_000
+    desk.clock.time = later.until
+    assert desk.take(lane=Lane.BULK).start_at == later.start_at
+
+
+def test_patience_waits_inside_the_call(desk: Desk) -> None:
+    """Up to its end, and only then is the caller sent away."""
+    desk.waits(4)
+    before = desk.clock.now()
+    slot = desk.take(lane=Lane.BULK, patience_ms=5_000)
+    assert slot.start_at - before == 4_000
+    assert 2_000 <= desk.clock.now() - before <= 3_000
+    desk.waits(20)
+    before = desk.clock.now()
+    assert isinstance(desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=3_000), Later)
+    assert desk.clock.now() - before <= 3_000
+
+
+def test_a_client_queues_in_a_line_of_its_own(desk: Desk) -> None:
+    """Its jobs come back one by one, at the model's pace; another client's line is another."""
+    now = desk.clock.now()
+    asked = question(ONE_A_SECOND)
+    places = [desk.limiter.line_up(asked, lane=Lane.BULK, client_id="a", after=now + 5_000) for _ in range(3)]
+    assert [place - now for place in places] == [5_000, 6_000, 7_000]
+    assert desk.limiter.line_up(asked, lane=Lane.BULK, client_id="b", after=now) == now
+
+
+# ── Giving back ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_slot_that_is_given_back_is_taken_by_the_next(desk: Desk) -> None:
+    """In its place, not at the end, and once."""
+    desk.waits(2)
+    given = desk.take()
+    desk.waits(2)
+    desk.limiter.give_back(given)
+    assert desk.waits(2) == [2_000, 5_000]
+
+
+def test_a_slot_whose_time_has_come_is_worth_nothing(desk: Desk) -> None:
+    """Time has passed it by."""
+    slot = desk.take()
+    before = desk.gauge()
+    desk.limiter.give_back(slot)
+    assert desk.gauge() == before
+
+
+def test_a_vacancy_is_not_for_a_larger_call(desk: Desk) -> None:
+    """It would take more than was given back."""
+    small = question(TOKENS, max_tokens=100)
+    large = question(TOKENS, max_tokens=9_000)
+    desk.limiter.take(large, lane=Lane.INTERACTIVE, patience_ms=0)
+    given = desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    assert isinstance(given, Slot)
+    desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    desk.limiter.give_back(given)
+    got = desk.limiter.take(large, lane=Lane.INTERACTIVE, patience_ms=0)
+    assert isinstance(got, Slot)
+    assert got.start_at > given.start_at
+    got = desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    assert isinstance(got, Slot)
+    assert got.start_at == given.start_at
+
+
+# ── Settling and learning ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_actual_usage_takes_the_place_of_the_expected(desk: Desk) -> None:
+    """A call that was expected to use 1,000 tokens used 100: nine tenths of its second are free again."""
+    asked = question(TOKENS, max_tokens=990)
+    slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+    assert isinstance(slot, Slot)
+    ahead = desk.gauge(TOKENS).cursors["tokens"]
+    desk.limiter.settle(TOKENS, slot, Usage(8, 92), call_ms=10, seen=None)
+    freed = ahead - desk.gauge(TOKENS).cursors["tokens"]
+    assert freed == slot.costs["tokens"] - 100_000
+
+
+def test_expectations_are_learned(desk: Desk) -> None:
+    """After some calls that use a tenth of what they may, a tenth is expected."""
+    asked = question(TOKENS, max_tokens=1_000, size=4_000)
+    for _ in range(60):
+        slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+        if isinstance(slot, Slot):
+            desk.limiter.settle(TOKENS, slot, Usage(1_500, 100), call_ms=700, seen=None)
+        desk.clock.advance(10)
+    learned = desk.gauge(TOKENS).learned
+    guess = first_guess(asked)
+    assert learned.output_ratio == pytest.approx(0.1)
+    assert learned.input_ratio == pytest.approx(1_500 / guess[0])
+    assert learned.call_ms == pytest.approx(700)
+    slot = desk.take(TOKENS)
+    assert slot.output_tokens == 10
+
+
+def test_once_expectations_hold_settling_costs_no_write(desk: Desk) -> None:
+    """A difference below two hundredths is left to what is learned."""
+    asked = question(TOKENS, max_tokens=100)
+    desk.take(TOKENS)
+    desk.store.gauges["model#m-1"] = replace(desk.gauge(TOKENS), learned=Learned(1.0, 0.5, 700, 50), revision=9)
+    desk.clock.advance(60)
+    desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
+    slot = desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
+    assert isinstance(slot, Slot)
+    before = sum(desk.store.writes.values())
+    desk.limiter.settle(TOKENS, slot, Usage(slot.input_tokens, slot.output_tokens), call_ms=1, seen=None)
+    assert sum(desk.store.writes.values()) == before
+
+
+def test_estimated_usage_teaches_nothing(desk: Desk) -> None:
+    """It was guessed by the same rule."""
+    slot = desk.take(TOKENS)
+    desk.limiter.settle(TOKENS, slot, Usage(1, 1, estimated=True), call_ms=1, seen=None)
+    assert desk.gauge(TOKENS).learned == Learned()
+
+
+@pytest.mark.parametrize(("counts", "expected"), [(True, 1_000), (False, 100)])
+def test_cached_tokens_count_as_the_provider_counts_them(desk: Desk, counts: bool, expected: int) -> None:
+    """OpenAI counts them against the limit, Anthropic does not."""
+    model = replace(MODEL, limits=Limits(input_tokens=60_000), cached_count=counts)
+    slot = desk.take(model)
+    ahead = desk.gauge(model).cursors["input_tokens"]
+    desk.limiter.settle(model, slot, Usage(1_000, 1, cached_tokens=900), call_ms=1, seen=None)
+    assert desk.gauge(model).cursors["input_tokens"] - ahead == expected * 1_000 - slot.costs["input_tokens"]
+
+
+# ── Calibration ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refusal_holds_its_model_and_only_it(desk: Desk) -> None:
+    """Until the provider allows calls again; then at pace, with no burst."""
+    other = replace(ONE_A_SECOND, name="m-2")
+    desk.limiter.refused(ONE_A_SECOND, 30.0, seen=None)
+    assert desk.waits(2) == [30_750, 31_750]
+    assert desk.waits(2, other) == [0, 1_000]
+
+
+def test_a_reserved_slot_does_not_outlive_a_hold(desk: Desk) -> None:
+    """Who sleeps towards a slot learns that the provider wants silence."""
+    slot = desk.take()
+    assert desk.limiter.is_open(slot)
+    desk.another().refused(ONE_A_SECOND, 30.0, seen=None)
+    desk.clock.advance(1.5)
+    assert not desk.limiter.is_open(slot)
+    assert desk.limiter.is_open(replace(slot, start_at=desk.clock.now() + 40_000))
+
+
+def test_repeated_refusals_cut_the_share_and_quiet_restores_it(desk: Desk) -> None:
+    """One refusal is chance. Refusals that go on mean that the limit is lower than we think."""
+    desk.take()
+    desk.limiter.refused(ONE_A_SECOND, 0.1, seen=None)
+    assert desk.gauge().share == 1
+    for _ in range(4):
+        desk.clock.advance(5)
+        desk.limiter.refused(ONE_A_SECOND, 0.1, seen=None)
+    assert 0.4 < desk.gauge().share < 0.6
+    for _ in range(12):
+        desk.clock.advance(RECOVERY_MS / 1000 + 1)
+        desk.limiter.settle(ONE_A_SECOND, desk.take(), Usage(1, 1), call_ms=1, seen=None)
+    assert desk.gauge().share == 1
+
+
+def test_refusals_at_once_are_one_event(desk: Desk) -> None:
+    """Ten calls in flight when the limit is reached are no ten reasons to slow down."""
+    desk.take()
+    for _ in range(10):
+        desk.limiter.refused(ONE_A_SECOND, 0.1, seen=None)
+    assert desk.gauge().share == 1
+
+
+def test_the_providers_own_word_is_followed_downwards(desk: Desk) -> None:
+    """Half the configured limit: half the pace, from the next call on. And noted."""
+    desk.limiter.settle(ONE_A_SECOND, desk.take(), Usage(1, 1), call_ms=1, seen=Limits(requests=30))
+    assert limit_of(ONE_A_SECOND, desk.gauge(), "requests") == 30
+    desk.clock.advance(60)
+    assert desk.waits(3) == [0, 2_000, 4_000]
+    [noted] = desk.journal.named("limit_differs")
+    assert noted == {"model": "m-1", "dimension": "requests", "configured": 60, "provider_limit": 30}
+
+
+def test_a_higher_limit_is_noted_but_left_to_the_operator(desk: Desk) -> None:
+    """He may have meant to use a part only."""
+    desk.limiter.settle(ONE_A_SECOND, desk.take(), Usage(1, 1), call_ms=1, seen=Limits(requests=600))
+    assert limit_of(ONE_A_SECOND, desk.gauge(), "requests") == 60
+    assert len(desk.journal.named("limit_differs")) == 1
+    desk.limiter.settle(ONE_A_SECOND, desk.take(), Usage(1, 1), call_ms=1, seen=Limits(requests=600))
+    assert len(desk.journal.named("limit_differs")) == 1
+
+
+def test_an_operators_limit_wins_and_is_in_force_at_once(desk: Desk) -> None:
+    """Written to the row by whoever; no deploy, no restart, the next call heeds it."""
+    desk.waits(2)
+    desk.clock.advance(60)
+    row = desk.gauge()
+    desk.store.gauges[row.name] = replace(row, revision=row.revision + 1, limits=Limits(requests=6))
+    assert desk.waits(3) == [0, 10_000, 20_000]
+
+
+def test_an_outage_turns_calls_into_probes_and_success_brings_them_back(desk: Desk) -> None:
+    """The pauses grow with the strikes; other models are not touched."""
+    other = replace(ONE_A_SECOND, name="m-2")
+    for _ in range(STRIKES_FREE + 3):
+        desk.take()
+        desk.clock.advance(2)
+        desk.limiter.failed(ONE_A_SECOND)
+    assert pause_of(desk.gauge()) == 8_000_000
+    desk.clock.advance(120)
+    waits = desk.waits(3)
+    assert [later - sooner for sooner, later in pairwise(waits)] == [8_000, 8_000]
+    assert desk.waits(1, other) == [0]
+    for _ in range(4):
+        desk.clock.advance(60)
+        desk.limiter.settle(ONE_A_SECOND, desk.take(), Usage(1, 1), call_ms=1, seen=None)
+    assert pause_of(desk.gauge()) == 0
+
+
+def test_calls_that_fail_together_are_one_strike(desk: Desk) -> None:
+    """Fifty calls in flight when a server restarts are no outage."""
+    for _ in range(50):
+        desk.limiter.failed(ONE_A_SECOND)
+    assert desk.gauge().strikes == 1
+
+
+def test_a_table_out_of_reach_costs_no_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a paid call used cannot be noted: then not. Leave to call cannot be had without it."""
+    slot = desk.take()
+
+    def unreachable(*_: object, **__: object) -> Gauge:
+        raise PortUnavailable("away")
+
+    for method in ("read", "add", "replace", "adjust"):
+        monkeypatch.setattr(desk.store, method, unreachable)
+    limiter = desk.another()
+    limiter.settle(ONE_A_SECOND, slot, Usage(1, 1), call_ms=1, seen=Limits(requests=1))
+    limiter.refused(ONE_A_SECOND, 1.0, seen=None)
+    limiter.failed(ONE_A_SECOND)
+    limiter.give_back(slot)
+    with pytest.raises(PortUnavailable):
+        limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0)
+
+
+def test_a_larger_prompt_costs_more() -> None:
+    """By its bytes and its token limit."""
+    gauge = Gauge("g")
+    small, large = first_guess(question(TOKENS, size=400)), first_guess(question(TOKENS, size=4_000))
+    assert costs_of(TOKENS, gauge, *large)["tokens"] > costs_of(TOKENS, gauge, *small)["tokens"]
+    assert large[0] - small[0] == 900
