@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import boto3
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from backburner.models import Gauge, ModelInfo
+from backburner.pricing import PriceList
 from cli.clients import create_client
+from cli.limits import change, gauges, shown, state
 
 app = typer.Typer(no_args_is_help=True, help="Operate a Backburner deployment.")
 clients = typer.Typer(no_args_is_help=True, help="Clients and their API keys.")
+limits = typer.Typer(no_args_is_help=True, help="The providers' limits, changed while jobs run.")
 app.add_typer(clients, name="clients")
+app.add_typer(limits, name="limits")
 
 StackName = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", envvar="BACKBURNER_STACK_NAME")]
 Profile = Annotated[str | None, typer.Option("--profile", help="The AWS profile.")]
@@ -67,6 +75,62 @@ def create(
     typer.echo(f"\n  {key}\n")
     typer.echo(f"Try it:  curl {found['ApiUrl']}/jobs -H 'Authorization: Bearer {key}' \\\n"
                "           -H 'Content-Type: application/json' -d '{\"prompt\":\"Name a river.\"}'")  # fmt: skip
+
+
+PerMinute = Annotated[int | None, typer.Option(min=0, help="Per minute; 0 takes it back.", show_default=False)]
+
+
+@limits.command("show")
+def show_limits(stack: StackName = "backburner", profile: Profile = None, as_json: AsJson = False) -> None:
+    """Show each model's limits per minute, where they come from, and what holds it up now."""
+    session = boto3.Session(profile_name=profile)
+    rows = gauges(session.client("dynamodb"), outputs(session, stack)["LimitsTableName"])
+    catalogue, now = PriceList.load(), time.time_ns() // 1_000_000
+    models = [catalogue.find(name) or unknown(name) for name in sorted({*catalogue.names(), *rows})]
+    lines = [line for model in models for line in shown(model, rows.get(model.name, Gauge(model.name)))]
+    if as_json:
+        typer.echo(json.dumps({"limits": [asdict(line) for line in lines],
+                               "state": {name: state(row, now) for name, row in rows.items()}}))  # fmt: skip
+        return
+    grid = Table("model", "per minute", "catalogue", "operator", "provider says", "in force")
+    for line in lines:
+        cells = (line.catalogue, line.operator, line.provider, line.in_force)
+        grid.add_row(line.model, line.dimension.replace("_", " "), *(f"{c:,.0f}" if c else "" for c in cells))
+    Console().print(grid)
+    for name, row in rows.items():
+        typer.echo(f"{name}: {state(row, now) or 'nothing reserved'}")
+
+
+@limits.command("set")
+def set_limits(
+    model: Annotated[str, typer.Argument(help="As in the catalogue.")],
+    requests: PerMinute = None,
+    tokens: PerMinute = None,
+    input_tokens: PerMinute = None,
+    output_tokens: PerMinute = None,
+    burst_ms: Annotated[int | None, typer.Option(min=0, max=60_000, help="How far calls may bunch together.")] = None,
+    stack: StackName = "backburner",
+    profile: Profile = None,
+) -> None:
+    """Set a model's limits, in force from its next call. `tokens` is input and output together, as OpenAI counts."""
+    session = boto3.Session(profile_name=profile)
+    table = outputs(session, stack)["LimitsTableName"]
+    given = {"requests": requests, "tokens": tokens, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    wanted = {name: value or None for name, value in given.items() if value is not None}
+    if not wanted and burst_ms is None:
+        typer.secho("Say what to set, such as --requests 500.", err=True, fg="red")
+        raise typer.Exit(2)
+    try:
+        change(session.client("dynamodb"), table, model, wanted, burst_ms)
+    except ValueError as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2) from error
+    typer.echo(f"{model}: set. `limits show` tells what is in force.")
+
+
+def unknown(name: str) -> ModelInfo:
+    """A model of the deployment's own catalogue, of which only its row is known here."""
+    return ModelInfo(name, "", 0, 0, 0, 0, 0, 0)
 
 
 if __name__ == "__main__":
