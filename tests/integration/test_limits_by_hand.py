@@ -37,7 +37,7 @@ def test_a_limit_is_set_changed_and_taken_back(table: tuple[Any, str]) -> None:
 
 def test_a_misspelt_model_is_refused(table: tuple[Any, str]) -> None:
     """Or a limit would be set that nobody heeds."""
-    with pytest.raises(ValueError, match="gpt-5.4-mimi"):
+    with pytest.raises(ValueError, match="mimi"):
         change(*table, "gpt-5.4-mimi", {"requests": 1}, None)
     assert gauges(*table) == {}
 
