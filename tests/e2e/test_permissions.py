@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
+from backburner.delivery import JITTER, WAITS_SECONDS
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
 from tests.fakes.emulated import worker_processes
 
 pytestmark = pytest.mark.e2e
 
-FUNCTIONS = ("ingest", "status", "worker", "repair")
+FUNCTIONS = ("ingest", "status", "worker", "notifier", "repair")
 
 LATER_SECONDS = 600
 """The provider puts a parked job off for so long: longer than these tests take."""
@@ -101,6 +102,7 @@ def _kind(stack: Stack, function: str, arn: str) -> str:
         outputs["PayloadsBucketName"]: "PayloadsBucket",
         outputs["StandardQueueUrl"].rpartition("/")[2]: "StandardQueue",
         outputs["DeadLetterQueueUrl"].rpartition("/")[2]: "DeadLetterQueue",
+        outputs["NotificationsQueueUrl"].rpartition("/")[2]: "NotificationsQueue",
         outputs["ProviderSecretArn"].split(":", 5)[5]: "ProviderSecret",
         f"log-group:{_log_group(stack, function)}:*": "Logs",
     }
@@ -171,6 +173,55 @@ class Scene:
 
         until(put_off, 30, lambda: f"not put off: {self.stack.job(job_id)}")
         return job_id
+
+    def with_a_target(self, job_id: str) -> str:
+        """Give the job a target that no channel serves: each try to tell it fails, and is counted."""
+        self.stack.aws("dynamodb").update_item(
+            TableName=self.stack.outputs["JobsTableName"],
+            Key={"job_id": {"S": job_id}},
+            UpdateExpression="SET targets = :targets",
+            ConditionExpression="attribute_exists(due_at)",
+            ExpressionAttributeValues={":targets": {"S": '["nowhere"]'}},
+        )
+        return job_id
+
+    def tries(self, job_id: str) -> int:
+        """How often that target was to be told."""
+        (told,) = self.stack.job(job_id)["deliveries"]
+        return int(told["tries"])
+
+    def is_tried(self, job_id: str) -> None:
+        """Wait until it was to be told."""
+        until(lambda: self.tries(job_id) > 0, 20, lambda: str(self.stack.job(job_id)))
+
+    def untold(self) -> str:
+        """An ended job of whose target no message tells: by the worker of a probe, its last message is lost."""
+        job_id = self.with_a_target(self.parked())
+        queue = self.stack.outputs["NotificationsQueueUrl"]
+        sources = self.stack.aws("lambda").list_event_source_mappings(
+            FunctionName=_function_name(self.stack, "notifier")
+        )
+        (uuid_,) = [source["UUID"] for source in sources["EventSourceMappings"]]
+        self.stack.aws("lambda").update_event_source_mapping(UUID=uuid_, Enabled=False)
+        try:
+            assert self.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+            self.stack.aws("sqs").purge_queue(QueueUrl=queue)
+        finally:
+            self.stack.aws("lambda").update_event_source_mapping(UUID=uuid_, Enabled=True)
+        assert self.tries(job_id) == 0
+        return job_id
+
+    def tell(self, job_id: str, tries: int = 0) -> bool:
+        """Give a notifier a message, and wait; whether it did what was to be done, so that the message is deleted."""
+        telling = {"job_id": job_id, "target": "nowhere", "tries": tries, "v": 1}
+        reply = self.stack.aws("lambda").invoke(
+            FunctionName=_function_name(self.stack, "notifier"),
+            Payload=json.dumps({"Records": [{"messageId": "telling", "body": json.dumps(telling)}]}),
+        )
+        answer = json.loads(reply["Payload"].read())
+        assert "FunctionError" not in reply, answer
+        failures: list[Any] = answer["batchItemFailures"]
+        return not failures
 
     def turn(self, job_id: str, *instants: str) -> None:
         """Let these instants of the row be long past."""
@@ -261,6 +312,7 @@ class Scene:
         """A job by way of all functions; its id."""
         job_id: str = self.stack.submit(prompt=self.mark)["job_id"]
         assert self.stack.ended(job_id)["status"] == "completed"
+        assert self.tell(job_id)  # there is nobody to tell
         self.stack.repair()
         return job_id
 
@@ -485,6 +537,64 @@ def a_letter_without_reason_is_explained(scene: Scene) -> None:
     assert scene.is_explained("second")
 
 
+def a_worker_announces_an_end(scene: Scene) -> None:
+    """The job is completed all the same, its target untold; then the repairer announces it."""
+    job_id = scene.with_a_target(scene.parked())
+    scene.turn(job_id, "available_at")
+    with scene.lacking():
+        assert scene.work(job_id)
+        assert (scene.status(job_id), scene.tries(job_id)) == ("completed", 0)
+    scene.turn(job_id, "due_at")
+    scene.stack.repair()
+    scene.is_tried(job_id)
+
+
+def a_cancellation_is_announced(scene: Scene) -> None:
+    """The job is cancelled all the same, its target untold; then the repairer announces it."""
+    job_id = scene.with_a_target(scene.parked())
+    with scene.lacking():
+        assert scene.stack.http().delete(f"/jobs/{job_id}").json()["status"] == "cancelled"
+        assert scene.tries(job_id) == 0
+    scene.turn(job_id, "due_at")
+    scene.stack.repair()
+    scene.is_tried(job_id)
+
+
+def a_lost_announcement_is_made_again(scene: Scene) -> None:
+    """The target stays untold; then it is tried."""
+    job_id = scene.untold()
+    scene.turn(job_id, "due_at")
+    with scene.lacking():
+        scene.stack.repair()
+        assert scene.tries(job_id) == 0
+    scene.turn(job_id, "due_at")
+    scene.stack.repair()
+    scene.is_tried(job_id)
+
+
+def a_telling_is_made_and_noted(scene: Scene) -> None:
+    """The message comes back and no try was made; then one was."""
+    job_id = scene.untold()
+    with scene.lacking():
+        assert not scene.tell(job_id)
+        assert scene.tries(job_id) == 0
+    assert scene.tell(job_id)
+    scene.is_tried(job_id)
+
+
+def a_further_try_is_planned(scene: Scene) -> None:
+    """The try is noted and the message comes back, to no effect; then the repairer sends the next."""
+    job_id = scene.untold()
+    with scene.lacking():
+        assert not scene.tell(job_id)
+        assert scene.tries(job_id) == 1
+        assert scene.tell(job_id)
+        assert scene.tries(job_id) == 1
+    time.sleep(WAITS_SECONDS[0] * (1 + JITTER) + 0.1)
+    assert scene.tell(job_id, tries=1)
+    assert scene.tries(job_id) == 2
+
+
 # ── What goes well on the emulator alone ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -502,6 +612,14 @@ def a_hint_is_received_and_deleted(scene: Scene) -> None:
         before = scene.hints_in_hand()
         scene.road()
         until(lambda: scene.hints_in_hand() <= before, 10, lambda: "the hint is still in the queue")
+
+
+def a_telling_is_received_and_deleted(scene: Scene) -> None:
+    """As for hints."""
+    with scene.lacking():
+        job_id = scene.with_a_target(scene.parked())
+        assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+        scene.is_tried(job_id)
 
 
 def a_missing_request_ends_its_job(scene: Scene) -> None:
@@ -538,12 +656,14 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("status", "dynamodb:Query", "JobsTable/index/by_client"): jobs_are_listed,
     Grant("status", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_status,
     Grant("status", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_shown,
+    Grant("status", "sqs:SendMessage", "NotificationsQueue"): a_cancellation_is_announced,
     # These two end the worker's processes; one after the other they cost two cold starts, apart three.
     Grant("worker", "dynamodb:GetItem", "JobsTable"): a_hint_is_passed_on_where_no_time_is_left,
     Grant("worker", "secretsmanager:GetSecretValue", "ProviderSecret"): a_fresh_worker_reads_the_provider_key,
     Grant("worker", "dynamodb:UpdateItem", "JobsTable"): a_job_is_claimed,
     Grant("worker", "sqs:SendMessage", "StandardQueue"): a_retry_is_hinted,
     Grant("worker", "sqs:SendMessage", "DeadLetterQueue"): a_dead_job_gets_its_letter,
+    Grant("worker", "sqs:SendMessage", "NotificationsQueue"): a_worker_announces_an_end,
     Grant("worker", "s3:GetObject", "PayloadsBucket/requests/*"): a_large_request_is_read,
     Grant("worker", "s3:PutObject", "PayloadsBucket/results/*"): a_large_result_is_kept,
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
@@ -551,8 +671,12 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
     Grant("repair", "sqs:SendMessage", "StandardQueue"): an_overdue_job_is_moved_on,
     Grant("repair", "sqs:SendMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
+    Grant("repair", "sqs:SendMessage", "NotificationsQueue"): a_lost_announcement_is_made_again,
     Grant("repair", "sqs:ReceiveMessage", "DeadLetterQueue"): a_repair_runs,
     Grant("repair", "sqs:DeleteMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
+    Grant("notifier", "dynamodb:GetItem", "JobsTable"): a_telling_is_made_and_noted,
+    Grant("notifier", "dynamodb:UpdateItem", "JobsTable"): a_telling_is_made_and_noted,
+    Grant("notifier", "sqs:SendMessage", "NotificationsQueue"): a_further_try_is_planned,
 }
 # What AWS asks for and the emulator does not, and what goes well without it all the same.
 NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
@@ -563,6 +687,10 @@ NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
     },
     **{
         Grant("worker", action, "StandardQueue"): a_hint_is_received_and_deleted
+        for action in ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
+    },
+    **{
+        Grant("notifier", action, "NotificationsQueue"): a_telling_is_received_and_deleted
         for action in ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
     },
     Grant("worker", "s3:ListBucket", "PayloadsBucket"): a_missing_request_ends_its_job,
@@ -647,6 +775,7 @@ def test_each_function_writes_to_its_own_log_group(stack: Stack, fake: Fake, mar
         "ingest": {"message": "job_accepted", "job_id": job_id},
         "status": {"message": "job_ended", "job_id": parked},
         "worker": {"message": "job_ended", "job_id": job_id},
+        "notifier": {"message": "telling_dropped", "job_id": job_id},
         "repair": {"message": "repair_ran"},
     }.items():
         line = {"service": function, **wanted}

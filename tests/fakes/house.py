@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from backburner.delivery import Delivery
+from backburner.delivery import WAITS_SECONDS, Delivery
 from backburner.execution import Execution, Leases
 from backburner.lifecycle import Lifecycle
 from backburner.limits import SlotLimiter
@@ -36,6 +36,8 @@ BOB = Client("bob", "Bob")
 class RecordingChannel:
     """A target that notes what it was told, and fails as often as it is told to."""
 
+    waits_seconds = WAITS_SECONDS
+
     def __init__(self) -> None:
         self.told: list[Job] = []
         self.failures: list[Exception] = []
@@ -61,9 +63,9 @@ class House:
     dead_letters: Any = field(default_factory=MemoryDeadLetters)
     notices: Any = None
     channel: Any = field(default_factory=RecordingChannel)
-    targets: tuple[str, ...] = ()
     limits: Any = field(default_factory=MemoryLimits)
     catalogue: Any = field(default_factory=MemoryCatalogue)
+    channels: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
@@ -105,13 +107,15 @@ class House:
             limiter=self.limiter,
             default_model="m-1",
         )
-        channels: Callable[[str], Channel] = lambda _: self.channel
+        channels: Callable[[str], Channel] = lambda target: (
+            self.channel if self.channels is None else self.channels[target]
+        )
         self.delivery = Delivery(
             store=self.store,
             lifecycle=self.lifecycle,
-            notices=self.notices,
             channels=channels,
             clock=self.clock,
+            chance=self.chance,
             journal=self.journal,
         )
         self.repair = Repair(
@@ -156,8 +160,5 @@ class House:
 
     def tell(self) -> None:
         """Deliver every notice that has appeared."""
-        now = self.clock.now()
-        ready = [(job_id, target) for at, job_id, target in self.notices.sent if at <= now]
-        self.notices.sent = [entry for entry in self.notices.sent if entry[0] > now]
-        for job_id, target in ready:
-            self.delivery.deliver(job_id, target)
+        for telling in self.notices.take_ready(self.clock.now()):
+            self.delivery.deliver(telling)

@@ -25,6 +25,7 @@ from backburner.models import (
     Micros,
     ModelInfo,
     Question,
+    Telling,
     Usage,
 )
 from backburner.ports import Background, Conflict, Guard, Patch, Stale, cursor_after, position_of
@@ -291,10 +292,17 @@ class MemoryNotices:
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
-        self.sent: list[tuple[EpochMs, str, str]] = []
+        self.sent: list[tuple[EpochMs, Telling]] = []
 
-    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
-        self.sent.append((self._clock.now() + delay_seconds * 1000, job_id, target))
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
+        assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
+        self.sent.append((self._clock.now() + delay_seconds * 1000, telling))
+
+    def take_ready(self, now: EpochMs) -> list[Telling]:
+        """Remove and return what has appeared."""
+        ready = [telling for at, telling in self.sent if at <= now]
+        self.sent = [(at, telling) for at, telling in self.sent if at > now]
+        return ready
 
 
 class MemoryClients:

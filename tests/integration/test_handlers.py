@@ -161,6 +161,7 @@ def test_the_committed_events_are_what_the_functions_take(stack: Stack, provider
         asked["headers"]["Authorization"] = f"Bearer {key}"
         assert stack.function("StatusFunction")(asked, Context())["statusCode"] == status
     assert stack.function("WorkerFunction")(event("lane_batch"), Context()) == {"batchItemFailures": []}
+    assert stack.function("NotifierFunction")(event("notifications_batch"), Context()) == {"batchItemFailures": []}
 
 
 def test_the_hot_path_keeps_to_its_budget(stack: Stack, provider: FakeProvider, calls: Spy) -> None:

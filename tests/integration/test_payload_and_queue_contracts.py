@@ -16,10 +16,10 @@ from backburner.adapters.aws import client as aws_client
 from backburner.adapters.aws import translated
 from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.s3 import PayloadsBucket
-from backburner.adapters.sqs import DeadLetters, LaneQueues, hint_body, parse_hint
+from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue, hint_body, parse_hint, parse_telling
 from backburner.errors import PayloadMissing, PortUnavailable
-from backburner.models import Client, Hint, Lane
-from backburner.ports import DeadLetterQueue, HintQueue, PayloadStore
+from backburner.models import Client, Hint, Lane, Telling
+from backburner.ports import DeadLetterQueue, HintQueue, NoticeQueue, PayloadStore
 from cli.clients import create_client
 from tests.fakes.memory import FakeClock, MemoryDeadLetters, MemoryHints, MemoryPayloads
 from tests.integration.deployed import Deployed
@@ -150,6 +150,22 @@ def test_a_clients_hints_are_one_message_group(deployed: Deployed) -> None:
     [message] = sqs.receive_message(QueueUrl=url, MessageSystemAttributeNames=["All"])["Messages"]
     assert message["Attributes"]["MessageGroupId"] == "alice"
     assert message["Body"] == '{"job_id":"job_1","v":1}'
+
+
+# ── Tellings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("telling", [Telling("job_1", "webhook"), Telling("x" * 128, "slack", tries=9)], ids=str)
+def test_a_telling_arrives_as_it_was_sent_and_a_delayed_one_later(deployed: Deployed, telling: Telling) -> None:
+    """In its client's message group, so that one whose receiver is slow does not hold up the others."""
+    sqs, url = _client("sqs"), deployed.names["NotificationsQueue"]
+    queue: NoticeQueue = NoticesQueue(sqs, url)
+    queue.send(telling, client_id="alice", delay_seconds=900)
+    assert "Messages" not in sqs.receive_message(QueueUrl=url)
+    queue.send(telling, client_id="alice")
+    [message] = sqs.receive_message(QueueUrl=url, MessageSystemAttributeNames=["All"])["Messages"]
+    assert message["Attributes"]["MessageGroupId"] == "alice"
+    assert parse_telling(message["Body"]) == telling
 
 
 # ── Dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,6 +341,7 @@ def test_a_queue_or_bucket_that_is_not_there_is_an_unavailable_port(aws: None) -
         lambda: LaneQueues(_client("sqs"), {Lane.STANDARD: nowhere}).send(
             Hint("job_1"), client_id="a", lane=Lane.STANDARD
         ),
+        lambda: NoticesQueue(_client("sqs"), nowhere).send(Telling("job_1", "webhook"), client_id="a"),
         lambda: DeadLetters(_client("sqs"), nowhere).unexplained(10),
         lambda: PayloadsBucket(lambda: _client("s3"), "nowhere").put("k", "v"),
         lambda: PayloadsBucket(lambda: _client("s3"), "nowhere").get("k"),

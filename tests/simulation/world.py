@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backburner.delivery import WAITS_SECONDS
 from backburner.errors import (
     BackburnerError,
     JobFailed,
@@ -33,6 +34,7 @@ from backburner.models import (
     Lane,
     Limits,
     Question,
+    Telling,
     Usage,
 )
 from backburner.ports import Background
@@ -52,6 +54,7 @@ from tests.fakes.memory import (
 from tests.simulation.hazards import Fate, Fated, FatedProvider, Killed
 
 VISIBILITY_MS = 1_800_000
+TELLING_VISIBILITY_MS = 360_000
 RECEIVES_MAX = 3
 SKEW_MS_MAX = 5_000
 FORGETTING = {"store.update", "provider.ask"}
@@ -205,6 +208,8 @@ class Bills:
 class Told:
     """The channel: a target that may be told twice only where the documentation says so."""
 
+    waits_seconds = WAITS_SECONDS
+
     def __init__(self, world: World) -> None:
         self._world = world
 
@@ -314,18 +319,18 @@ class World:
 
     def tell(self, *, container: int = 0, double: bool = False) -> None:
         """The notifications queue delivers what is ready."""
-        ready = [entry for entry in self.notices.sent if entry[0] <= self.time]
-        self.notices.sent = [entry for entry in self.notices.sent if entry[0] > self.time]
-        for at, job_id, target in ready * (2 if double else 1):
+        for telling in self.notices.take_ready(self.time) * (2 if double else 1):
             try:
-                self.containers[container].delivery.deliver(job_id, target)
+                self.containers[container].delivery.deliver(telling)
             except (Killed, PortUnavailable):
-                self.notices.sent.append((at + 60_000, job_id, target))
+                self.notices.sent.append((self.time + TELLING_VISIBILITY_MS, telling))
 
     def tell_again(self, job_id: str, *, container: int) -> None:
-        """A second message for the same target arrives while it is being told."""
+        """More messages for the same target arrive while it is being told: for this try, and for the next."""
+        tries = self.store.rows[job_id].outbox[-1].tries
         with suppress(Killed, PortUnavailable):
-            self.containers[container].delivery.deliver(job_id, self.targets[0])
+            self.containers[container].delivery.deliver(Telling(job_id, self.targets[0], tries - 1))
+            self.containers[container].delivery.deliver(Telling(job_id, self.targets[0], tries))
 
     def redrive(self) -> None:
         """An operator moves all explained letters back to the lane; the console may do so twice."""

@@ -14,7 +14,7 @@ from tests.template.resolved import PATH, REGION, ROOT, Edit, Template, drop, pu
 OUTPUTS = {
     "ApiUrl", "JobsTableName", "ClientsTableName", "PayloadsBucketName", "StandardQueueUrl", "DeadLetterQueueUrl",
     "ProviderSecretArn", "AlarmTopicArn", "IngestFunctionName", "StatusFunctionName", "WorkerFunctionName",
-    "RepairFunctionName",
+    "RepairFunctionName", "NotifierFunctionName", "NotificationsQueueUrl", "NotificationsDeadLetterQueueUrl",
 }  # fmt: skip
 """What scripts and documents read; a name once given stays."""
 ENVIRONMENTS = {"default": "backburner", "prod": "backburner-prod", "local": "backburner-local"}

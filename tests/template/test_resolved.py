@@ -40,9 +40,11 @@ def test_a_condition_takes_its_resources_and_branches_along() -> None:
 def test_the_rules_see_the_functions_queues_and_variables() -> None:
     """No rule passes because there was nothing to look at."""
     template = shipped()
-    assert {"IngestFunction", "StatusFunction", "WorkerFunction", "RepairFunction"} <= functions(template).keys()
+    assert {"IngestFunction", "StatusFunction", "WorkerFunction", "NotifierFunction", "RepairFunction"} <= functions(
+        template
+    ).keys()
     assert ("StandardQueue", "WorkerFunction") in {(s.queue, s.function) for s in queue_sources(template)}
-    assert dead_letter_queues(template) == {"DeadLetterQueue"}
+    assert dead_letter_queues(template) == {"DeadLetterQueue", "NotificationsDeadLetterQueue"}
     assert environment(template, "WorkerFunction")["JOBS_TABLE"] == "JobsTable"
     assert {"RetentionDays": "365"} in parameter_extremes(source())
     assert {"WorkerConcurrency": 2} in parameter_extremes(source())

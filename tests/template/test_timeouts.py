@@ -7,6 +7,7 @@ from unittest.mock import MagicMock, patch
 import pytest
 
 from backburner import bootstrap
+from backburner.delivery import TELLING_MS
 from backburner.execution import CLOSING_SECONDS
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.repair import LOOK_AHEAD_MS
@@ -126,7 +127,17 @@ def look_ahead(template: Template) -> list[str]:
     return [f"the repairer runs every {period} s and looks {seen:.0f} s ahead"] if seen < period else []
 
 
-RULES = [visibility, call, gateway, aws_calls, retention, window, loss, look_ahead]
+def telling(template: Template) -> list[str]:
+    """A notifier is ended before its tellings' leases run out, so that nobody tells a target beside it."""
+    problems = []
+    for source in queue_sources(template):
+        timeout = timeout_seconds(functions(template)[source.function])
+        if source.queue == "NotificationsQueue" and 1000 * timeout > TELLING_MS:
+            problems.append(f"{source.function}: Timeout {timeout} is longer than a telling's lease of {TELLING_MS} ms")
+    return problems
+
+
+RULES = [visibility, call, gateway, aws_calls, retention, window, loss, look_ahead, telling]
 
 
 def _endpoint_timeouts(template: Template) -> dict[str, int]:
@@ -209,6 +220,7 @@ def test_sam_01_the_shipped_timeouts_fit_together(rule: Any) -> None:
         pytest.param(retention, [drop(RESOURCE("DeadLetterQueue", "MessageRetentionPeriod"))], id="default-retention"),
         pytest.param(window, [put(SOURCE("BatchSize"), 20)], id="batch-of-20"),
         pytest.param(loss, [put(SCHEDULE, "rate(5 minutes)")], id="slower-repair"),
+        pytest.param(telling, [put("Mappings.Timeouts.Seconds.Notifier", 61)], id="notifier-outlasts-its-lease"),
         pytest.param(look_ahead, [put(SCHEDULE, "rate(2 minutes)")], id="slower-than-the-repairer-thinks"),
     ],
 )

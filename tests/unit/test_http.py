@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backburner import http
+from backburner.documents import LINK_SECONDS
 from backburner.errors import PortUnavailable
 from backburner.models import Attempt, Client, Failure, Job, JobStatus, Notice, NoticeStatus, Payload, Usage
 from tests.fakes.house import ALICE, BOB, House
@@ -819,8 +820,8 @@ def test_a_result_too_large_for_lambdas_reply_becomes_a_link(desk: Desk, letter:
         linked.append("result_url" in shown)
         assert linked[-1] is ("result" not in shown)
         if linked[-1]:
-            assert shown["result_url"] == f"https://payloads.example.test/results/x?seconds={http.LINK_SECONDS}"
-            assert str(http.LINK_SECONDS) in shown["result_note"]
+            assert shown["result_url"] == f"https://payloads.example.test/results/x?seconds={LINK_SECONDS}"
+            assert str(LINK_SECONDS) in shown["result_note"]
     assert linked == sorted(linked)
     assert (linked[0], linked[-1]) == (False, True)
 

@@ -11,6 +11,7 @@ COMMON = {
     "JOBS_TABLE": "jobs",
     "PAYLOADS_BUCKET": "payloads",
     "STANDARD_QUEUE_URL": "https://sqs.test/standard",
+    "NOTIFICATIONS_QUEUE_URL": "https://sqs.test/notifications",
     "DEAD_LETTER_QUEUE_URL": "https://sqs.test/dead",
     "RETENTION_DAYS": "14",
     "MAX_ATTEMPTS": "3",

@@ -1,4 +1,4 @@
-"""The format of a hint, and the answer to a batch of them."""
+"""The formats of hints and tellings, and the answer to a batch of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backburner.adapters.sqs import batch_handler, hint_body, parse_hint
-from backburner.errors import MalformedHint, PortUnavailable
-from backburner.models import SCHEMA_VERSION, Hint
+from backburner.adapters.sqs import batch_handler, hint_body, parse_hint, parse_telling, telling_body
+from backburner.errors import MalformedHint, MalformedTelling, PortUnavailable
+from backburner.models import SCHEMA_VERSION, Hint, Telling
 
 OF_VERSION_1 = {
     '{"job_id":"job_1","v":1}': Hint("job_1"),
@@ -83,6 +83,41 @@ def test_no_body_whatever_is_another_error(body: Any) -> None:
     assert 0 < len(hint.job_id) <= 128
 
 
+# ── Tellings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tellings_of_the_first_version_are_read_and_still_written_so() -> None:
+    """As for hints."""
+    body = '{"job_id":"job_1","target":"webhook","tries":2,"v":1}'
+    assert parse_telling(body) == Telling("job_1", "webhook", 2)
+    assert telling_body(Telling("job_1", "webhook", 2)) == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None, "", "{", "[]", "{}", '{"job_id":"job_1"}', '{"job_id":"job_1","target":"webhook"}',
+        '{"job_id":"job_1","target":"","tries":0}', '{"job_id":"job_1","target":7,"tries":0}',
+        '{"job_id":"job_1","target":"webhook","tries":"0"}', '{"job_id":"job_1","target":"webhook","tries":true}',
+        '{"job_id":"job_1","target":"webhook","tries":0,"v":2}', '{"job_id":7,"target":"webhook","tries":0}',
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_what_is_no_telling_is_malformed_and_comes_back_until_the_queue_gives_it_up(body: str | None) -> None:
+    """Its siblings are told."""
+    with pytest.raises(MalformedTelling):
+        parse_telling(body)
+    told: list[str] = []
+
+    def run(tellings: Mapping[str, Telling], _: Callable[[], float]) -> list[str]:
+        told.extend(tellings)
+        return []
+
+    handle = batch_handler(parse_telling, run)
+    assert handle(_event(body, telling_body(Telling("job_1", "webhook"))), Context()) == _failures("m-0")
+    assert told == ["m-1"]
+
+
 # ── Batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 type Run = Callable[[Mapping[str, Hint], Callable[[], float]], list[str]]
@@ -117,7 +152,7 @@ def test_sqs_05_hints_are_run_together_and_those_that_failed_come_back() -> None
         seen.append((dict(hints), time_left()))
         return ["m-1"]
 
-    handle = batch_handler(run, _never)
+    handle = batch_handler(parse_hint, run, _never)
     assert handle(_event('{"job_id":"a"}', '{"job_id":"b"}'), Context()) == _failures("m-1")
     assert seen == [({"m-0": Hint("a"), "m-1": Hint("b")}, 8.0)]
 
@@ -131,7 +166,7 @@ def test_sqs_05_poison_is_rejected_and_does_not_come_back() -> None:
         ran.extend(hints)
         return []
 
-    handle = batch_handler(run, rejected.append)
+    handle = batch_handler(parse_hint, run, rejected.append)
     assert handle(_event("{not json", '{"job_id":"b"}', None, ""), Context()) == _failures()
     assert rejected == ["{not json", "", ""]
     assert ran == ["m-1"]
@@ -143,11 +178,11 @@ def test_sqs_05_poison_comes_back_if_it_cannot_be_rejected() -> None:
     def refuse(_: str) -> None:
         raise PortUnavailable("AccessDenied")
 
-    handle = batch_handler(lambda *_: ["m-1"], refuse)
+    handle = batch_handler(parse_hint, lambda *_: ["m-1"], refuse)
     assert handle(_event("poison", '{"job_id":"b"}', "poison"), Context()) == _failures("m-0", "m-2", "m-1")
 
 
 @pytest.mark.parametrize("event", [{}, {"Records": []}, {"Records": None}, _event("poison")], ids=str)
 def test_sqs_05_without_hints_nothing_runs(event: dict[str, Any]) -> None:
     """No keeper thread, no pool."""
-    assert batch_handler(_never, lambda _: None)(event, Context()) == _failures()
+    assert batch_handler(parse_hint, _never, lambda _: None)(event, Context()) == _failures()

@@ -7,7 +7,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from backburner.models import EpochMs, Lane
 if TYPE_CHECKING:
     from backburner.http import Handler
     from backburner.lifecycle import Lifecycle
-    from backburner.ports import Limiter, Provider
-    from backburner.settings import Common, EndpointSettings, StatusSettings, WorkerSettings
+    from backburner.ports import Channel, Limiter, Provider
+    from backburner.settings import Common, EndpointSettings, NotifierSettings, StatusSettings, WorkerSettings
     from backburner.submission import Submission
 
 BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
@@ -47,19 +47,11 @@ class SystemChance:
         return "".join(secrets.choice(BASE32) for _ in range(26))
 
 
-class NoNotices:
-    """Stands where the notifications queue will be: no job has a target yet but the dead-letter queue."""
-
-    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
-        """There is nobody to tell."""
-        raise LookupError(f"no channel is deployed for {target!r} of {job_id!r}, delay {delay_seconds}")
-
-
 def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
     """The life cycle over the AWS adapters; `patient` callers may wait for AWS, the accept path may not."""
     from backburner.adapters.aws import client
     from backburner.adapters.dynamodb import JobsTable
-    from backburner.adapters.sqs import DeadLetters, LaneQueues
+    from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue
     from backburner.lifecycle import Lifecycle
     from backburner.observability import Logbook
 
@@ -71,7 +63,7 @@ def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
         store=JobsTable(dynamodb, settings.jobs_table),
         hints=LaneQueues(sqs, {Lane.STANDARD: settings.standard_queue_url}),
         dead_letters=DeadLetters(sqs, settings.dead_letter_queue_url),
-        notices=NoNotices(),
+        notices=NoticesQueue(sqs, settings.notifications_queue_url),
         clock=SystemClock(),
         chance=SystemChance(),
         journal=Logbook(),
@@ -161,7 +153,7 @@ def worker() -> Handler:
 
     from backburner.adapters.aws import client
     from backburner.adapters.secrets import ProviderSecret
-    from backburner.adapters.sqs import batch_handler
+    from backburner.adapters.sqs import batch_handler, parse_hint
     from backburner.execution import Execution, Leases
     from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import WorkerSettings
@@ -194,7 +186,7 @@ def worker() -> Handler:
         os._exit(0)  # the threads' calls are given up; waiting for them would outlast the grace period
 
     signal.signal(signal.SIGTERM, hand_back)
-    return batch_handler(execution.run_batch, lambda body: execution.reject(body, Lane.STANDARD))
+    return batch_handler(parse_hint, execution.run_batch, lambda body: execution.reject(body, Lane.STANDARD))
 
 
 def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provider]:
@@ -211,22 +203,51 @@ def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provid
 
         return Anthropic(account, base_urls["anthropic"])
 
-    registry = {"openai": openai, "anthropic": anthropic}
+    def account(name: str) -> Account:
+        entry = f"{name}_api_key"
+        return Account(name, lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused))
 
-    lock = threading.Lock()  # a cold worker's first batch asks for it many times at once
-    made: dict[str, Provider] = {}
+    return _made_once(
+        {"openai": lambda: openai(account("openai")), "anthropic": lambda: anthropic(account("anthropic"))}
+    )
 
-    def provider(name: str) -> Provider:
+
+def _made_once[T](registry: Mapping[str, Callable[[], T]]) -> Callable[[str], T]:
+    """What the registry makes, by name, each once. Raises LookupError."""
+    lock = threading.Lock()  # a cold function's first batch asks for it many times at once
+    made: dict[str, T] = {}
+
+    def get(name: str) -> T:
         with lock:
             if name not in made:
-                made[name] = make(name)
+                made[name] = registry[name]()
             return made[name]
 
-    def make(name: str) -> Provider:
-        entry = f"{name}_api_key"
-        return registry[name](Account(name, lambda: secret.get(entry), lambda refused: secret.refresh(entry, refused)))
+    return get
 
-    return provider
+
+def notifier() -> Handler:
+    """The handler of the notifications queue."""
+    from backburner.adapters.sqs import batch_handler, parse_telling
+    from backburner.delivery import Delivery
+    from backburner.settings import NotifierSettings
+
+    settings = NotifierSettings.from_environment(os.environ)
+    lifecycle = _lifecycle(settings, patient=True)
+    delivery = Delivery(
+        store=lifecycle.store,
+        lifecycle=lifecycle,
+        channels=_channels(settings),
+        clock=lifecycle.clock,
+        chance=lifecycle.chance,
+        journal=lifecycle.journal,
+    )
+    return batch_handler(parse_telling, delivery.run_batch)
+
+
+def _channels(_settings: NotifierSettings) -> Callable[[str], Channel]:
+    """Channels by the names of their targets; each is imported when a job first needs it."""
+    return _made_once({})
 
 
 def repair() -> Handler:

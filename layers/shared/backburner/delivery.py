@@ -2,66 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from backburner.errors import JobFailed
-from backburner.lifecycle import BACKOFF_SECONDS_MAX, DELAY_SECONDS_MAX, Lifecycle
-from backburner.models import Job, Notice, NoticeStatus
-from backburner.ports import Channel, Clock, Conflict, JobStore, Journal, NoticeQueue
+from backburner.errors import PortUnavailable, Untold
+from backburner.lifecycle import Lifecycle
+from backburner.models import Job, Notice, NoticeStatus, Telling
+from backburner.ports import Chance, Channel, Clock, Conflict, JobStore, Journal
 
 TELLING_MS = 60_000
-"""One telling takes no longer; a second message for the same target meanwhile is dropped."""
-TRIES_MAX = 8
+"""One telling takes no longer; the notifier's own timeout sees to it."""
+WAITS_SECONDS = (2, 10, 60, 300, 1_800, 3_600, 7_200, 14_400, 28_800)
+"""Between the tries: a receiver that is down for a night is told in the morning, ten tries over some 15 hours."""
+JITTER = 0.2
+"""A wait is up to so much longer: receivers that came back are not told everything at one moment."""
+RETRY_AFTER_SECONDS_MAX = 14_400
+REASON_CHARACTERS_MAX = 100
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The notifier's use case."""
+    """The notifier's use case. `channels` gives a channel by its target's name, and raises LookupError."""
 
     store: JobStore
     lifecycle: Lifecycle
-    notices: NoticeQueue
     channels: Callable[[str], Channel]
     clock: Clock
+    chance: Chance
     journal: Journal
 
-    def deliver(self, job_id: str, target: str) -> None:
-        """Tell the target, if it is still to be told."""
-        leased = self._lease(job_id, target)
+    def run_batch(self, tellings: Mapping[str, Telling], _time_left: Callable[[], float]) -> list[str]:
+        """Do the tellings, by message id, at once; return the ids of the messages that must come back."""
+        with ThreadPoolExecutor(max_workers=max(1, len(tellings)), thread_name_prefix="telling") as pool:
+            runs = {name: pool.submit(self.deliver, telling) for name, telling in tellings.items()}
+        failed = {name: error for name, run in runs.items() if (error := run.exception()) is not None}
+        for name, error in failed.items():
+            self.journal.note("message_returned", message_id=name, error=type(error).__name__)
+        return list(failed)
+
+    def deliver(self, telling: Telling) -> None:
+        """Make the try that the message stands for, if it is still to be made.
+
+        Raises PortUnavailable when nothing could be noted.
+        """
+        leased = self._lease(telling)
         if leased is None:
+            self.journal.note("telling_dropped", job_id=telling.job_id, target=telling.target, tries=telling.tries)
             return
         job, notice = leased
+        waits: Sequence[float] = WAITS_SECONDS
         try:
-            self.channels(target).tell(job)
-        except JobFailed as error:
-            again = error.retryable and notice.tries < TRIES_MAX
-            wait_seconds = self.lifecycle.backoff_seconds(notice.tries, error.retry_after_seconds)
-            self._write(
-                job,
-                replace(
-                    notice,
-                    status=NoticeStatus.PENDING if again else NoticeStatus.GIVEN_UP,
-                    lease_until=self.clock.now() + round(1000 * wait_seconds) if again else 0,
-                    last_error=error.code,
-                ),
-            )
-            self.journal.note("target_untold", job_id=job_id, target=target, code=error.code, again=again)
-            if again:
-                delay = min(wait_seconds + 1, DELAY_SECONDS_MAX, BACKOFF_SECONDS_MAX + 1)
-                self.notices.send(job_id, target, delay_seconds=round(delay))
+            channel = self._channel(notice.target)
+            waits = channel.waits_seconds
+            if notice.tries > len(waits) + 1:  # the last try took its notifier with it
+                raise Untold("interrupted", again=False)
+            channel.tell(job)
+        except Untold as error:
+            self._untold(job, notice, error, waits)
+        except PortUnavailable:
+            self._untold(job, notice, Untold("unavailable", again=True), waits)
+        except Exception as error:  # noqa: BLE001  a fault of ours, which another try may or may not meet
+            self.journal.note("telling_faulted", job_id=job.job_id, target=notice.target, error=type(error).__name__)
+            self._untold(job, notice, Untold("internal_error", again=True), waits)
         else:
             told = replace(notice, status=NoticeStatus.DELIVERED, told_at=self.clock.now(), lease_until=0)
             self._write(job, replace(told, last_error=None))
-            self.journal.note("target_told", job_id=job_id, target=target, tries=notice.tries)
+            self.journal.note(
+                "target_told",
+                job_id=job.job_id,
+                target=notice.target,
+                tries=notice.tries,
+                told_ms=self.clock.now() - (job.finished_at or 0),
+            )
 
-    def _lease(self, job_id: str, target: str) -> tuple[Job, Notice] | None:
-        """Make this telling ours, or None if there is nothing to tell or somebody is telling it."""
-        job = self.store.get(job_id)
+    def _channel(self, target: str) -> Channel:
+        try:
+            return self.channels(target)
+        except LookupError as error:  # of another version of the program, which may be deployed again
+            raise Untold("no_such_channel", again=True) from error
+
+    def _lease(self, telling: Telling) -> tuple[Job, Notice] | None:
+        """Make this try ours, or None if it is made already, or is not due."""
+        job = self.store.get(telling.job_id)
         while job is not None:
             now = self.clock.now()
-            notice = next((notice for notice in job.pending if notice.target == target), None)
-            if notice is None or job.has_expired(now) or notice.lease_until > now:
+            wanted = (telling.target, telling.tries)
+            notice = next((notice for notice in job.pending if (notice.target, notice.tries) == wanted), None)
+            if notice is None or job.has_expired(now):
+                return None
+            if notice.lease_until > now:
+                self.lifecycle.remind_of(job, notice)
                 return None
             ours = replace(notice, lease_until=now + TELLING_MS, tries=notice.tries + 1)
             try:
@@ -70,12 +101,40 @@ class Delivery:
                 job = conflict.current
         return None
 
-    def _write(self, job: Job, notice: Notice) -> None:
-        """Note what became of it, whatever became of the other targets meanwhile; unless the job was run again."""
+    def _untold(self, job: Job, notice: Notice, error: Untold, waits: Sequence[float]) -> None:
+        """Note a failed try, and plan the next one."""
+        again = error.again and notice.tries <= len(waits)
+        failed = replace(notice, last_error=error.message[:REASON_CHARACTERS_MAX], lease_until=0)
+        if again:
+            asked = min(error.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX)
+            seconds = max(waits[notice.tries - 1], asked) * self.chance.uniform(1.0, 1.0 + JITTER)
+            failed = replace(failed, lease_until=self.clock.now() + round(1000 * seconds))
+        else:
+            failed = replace(failed, status=NoticeStatus.GIVEN_UP)
+        written = self._write(job, failed)
+        self.journal.note(
+            "target_untold",
+            job_id=job.job_id,
+            target=notice.target,
+            reason=failed.last_error,
+            tries=notice.tries,
+            again=again,
+        )
+        if written and again:
+            self.lifecycle.remind_of(job, failed)
+
+    def _write(self, job: Job, notice: Notice) -> bool:
+        """Note what became of it, whatever became of the other targets meanwhile.
+
+        False if the try is not ours any more: the job was run again, or its lease had run out.
+        """
         current: Job | None = job
         while current is not None and current.claims == job.claims:
+            if not any((other.target, other.tries) == (notice.target, notice.tries) for other in current.pending):
+                return False
             try:
                 self.lifecycle.settle(current, notice)
-                return
+                return True
             except Conflict as conflict:
                 current = conflict.current
+        return False

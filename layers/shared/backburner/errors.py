@@ -139,6 +139,31 @@ class MalformedHint(BackburnerError):
     code = "malformed_hint"
 
 
+class MalformedTelling(BackburnerError):
+    """A message of the notifications queue is not one of ours."""
+
+    code = "malformed_telling"
+
+
+# ── Failures of a telling ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Untold(BackburnerError):
+    """A target could not be told.
+
+    reason: a short word for the job's `deliveries`, such as `http_503` or `timeout`; nothing of what the target said.
+    """
+
+    code = "untold"
+
+    def __init__(
+        self, reason: str | None = None, *, again: bool = False, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.again = again
+        self.retry_after_seconds = retry_after_seconds
+
+
 # ── Failures of an attempt or a job ──────────────────────────────────────────────────────────────────────────────────
 
 

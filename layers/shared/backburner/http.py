@@ -18,11 +18,11 @@ from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from cachetools import TTLCache
 from pydantic import ValidationError
 
+from backburner.documents import job_document, job_summary, json_text
 from backburner.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    PayloadMissing,
     PortUnavailable,
     Refusal,
     TooLarge,
@@ -30,7 +30,7 @@ from backburner.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from backburner.models import DEAD_LETTER, Attempt, Client, EpochMs, Job, JobRequest, JobStatus, Usage
+from backburner.models import Client, Job, JobRequest, JobStatus
 from backburner.ports import Clients, Journal
 from backburner.submission import Submission
 
@@ -43,7 +43,6 @@ IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CLIENT_CACHE_SECONDS = 30
 """So long a disabled key may still work in a warm function; it saves one read a request."""
-LINK_SECONDS = 900
 PAGE_MAX = 50
 
 type Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
@@ -195,99 +194,12 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
 # ── Replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _seconds(instant: EpochMs | None) -> int | None:
-    return None if instant is None else instant // 1000
-
-
-def _usd(micro_usd: int | None) -> float | None:
-    return None if micro_usd is None else micro_usd / 1_000_000
-
-
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
-    if usage is None:
-        return None
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "total_tokens": usage.total_tokens,
-        **({"estimated": True} if usage.estimated else {}),
-    }
-
-
-def _receipt_line(attempt: Attempt) -> dict[str, Any]:
-    return _given(
-        attempt=attempt.number,
-        outcome=attempt.outcome,
-        began_at=_seconds(attempt.began_at),
-        ended_at=_seconds(attempt.ended_at),
-        provider=attempt.provider,
-        model=attempt.model,
-        request_id=attempt.request_id,
-        usage=_usage(attempt.usage),
-        cost_usd=_usd(attempt.cost_micro_usd),
+def _shown_job(job: Job, submission: Submission) -> Response[str]:
+    """The job as JSON text inside the JSON that Lambda sends."""
+    return _json(
+        200,
+        job_document(job, submission.payloads, fits=lambda text: len(json_text(text).encode()) <= REPLY_BYTES_MAX),
     )
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def job_summary(job: Job) -> dict[str, Any]:
-    """A job as a listing shows it."""
-    return _given(
-        job_id=job.job_id,
-        status=job.status,
-        priority=job.lane,
-        attempts=job.attempts,
-        created_at=_seconds(job.created_at),
-        deadline_at=_seconds(job.deadline_at),
-        finished_at=_seconds(job.finished_at),
-        expires_at=job.expires_at,
-        error=None
-        if job.error is None
-        else {"code": job.error.code, "message": job.error.message, "retryable": job.error.retryable},
-    )
-
-
-def job_document(job: Job, submission: Submission) -> str:
-    """A job as `GET /jobs/{id}` shows it, as JSON text; a result too large for a reply becomes a link."""
-    document = job_summary(job) | _given(
-        metadata=None if job.metadata is None else json.loads(job.metadata),
-        usage=_usage(job.usage),
-        cost_usd=_usd(job.cost_micro_usd),
-        deliveries=[
-            _given(
-                target=notice.target,
-                status=notice.status,
-                tries=notice.tries,
-                told_at=_seconds(notice.told_at),
-                last_error=notice.last_error,
-            )
-            for notice in job.outbox
-            if notice.target != DEAD_LETTER
-        ]
-        or None,
-        receipt=[_receipt_line(attempt) for attempt in job.log] or None,
-    )
-    if job.result is not None:
-        try:
-            result = json.loads(submission.text_of(job.result))
-        except PayloadMissing:
-            return _dumps(document | {"result_note": "The result is no longer stored."})
-        full = _dumps(document | {"result": result})
-        if len(_dumps(full).encode()) <= REPLY_BYTES_MAX:
-            return full
-        document["result_url"] = submission.link_to(job.result, LINK_SECONDS)
-        document["result_note"] = (
-            f"The result is too large for a reply; fetch it from result_url within {LINK_SECONDS} seconds."
-        )
-    return _dumps(document)
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> Response[str]:
@@ -315,7 +227,9 @@ def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Respo
         more["Retry-After"] = str(refusal.retry_after_seconds)
     if isinstance(refusal, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
-    return Response(refusal.http_status, content_type="application/problem+json", body=_dumps(document), headers=more)
+    return Response(
+        refusal.http_status, content_type="application/problem+json", body=json_text(document), headers=more
+    )
 
 
 class _InternalError(Refusal):
@@ -391,7 +305,7 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         # Relative to the request's own address, so that it holds under any stage or base path.
         here = "" if (app.current_event.path or "").endswith("/") else "jobs/"
         more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
-        return _json(202, _dumps(document), more)
+        return _json(202, json_text(document), more)
 
     return _handler(app)
 
@@ -406,12 +320,12 @@ def status_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
     @app.get("/jobs/<text>")
     def show(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
-        return _json(200, job_document(submission.find(client, job_id(text)), submission))
+        return _shown_job(submission.find(client, job_id(text)), submission)
 
     @app.delete("/jobs/<text>")
     def cancel(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
-        return _json(200, job_document(submission.cancel(client, job_id(text)), submission))
+        return _shown_job(submission.cancel(client, job_id(text)), submission)
 
     @app.get("/jobs")
     def list_jobs() -> Response[str]:
@@ -426,7 +340,7 @@ def status_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         jobs, cursor = submission.list(
             client, JobStatus(status) if status else None, parameters.get("cursor") or None, int(limit)
         )
-        return _json(200, _dumps({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
+        return _json(200, json_text({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
 
     return _handler(app)
 

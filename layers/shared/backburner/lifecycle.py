@@ -35,6 +35,7 @@ from backburner.models import (
     NoticeStatus,
     Payload,
     Slot,
+    Telling,
 )
 from backburner.ports import (
     Chance,
@@ -56,6 +57,8 @@ RENEW_MS = 10_000
 PATIENCE_MS = 60_000
 """A queued job whose hint has not arrived after this gets another; well above the accept path's own time limits."""
 PATIENCE_MS_MAX = 3_600_000
+NOTICE_GRACE_MS = 30_000
+"""A target whose telling or wait was to end so long ago is looked at: its message is lost, or its notifier."""
 DELAY_SECONDS_MAX = 900
 """SQS delays a message by no more."""
 RELEASE_MS = 15_000
@@ -408,21 +411,33 @@ class Lifecycle:
 
     def announce(self, job: Job) -> None:
         """Set the telling of every pending target going. What is missed here, the repairer does."""
+        now = self.clock.now()
         for notice in job.pending:
             if notice.target == DEAD_LETTER:
                 self._bury(job)
-            else:
-                self.notices.send(job.job_id, notice.target)
+            elif notice.lease_until <= now:
+                self.remind_of(job, notice)
 
     def reannounce(self, job: Job) -> None:
-        """Announce again what is still pending of a final job, once among all who try. Raises Conflict."""
+        """Announce again what is overdue of a final job's targets, once among all who try. Raises Conflict."""
         now = self.clock.now()
+        patience_ms = min(max(now - (job.finished_at or now), PATIENCE_MS), PATIENCE_MS_MAX)
+        waiting = [notice.lease_until + NOTICE_GRACE_MS for notice in job.pending if notice.lease_until > now]
         row = self.store.update(
             job.job_id,
             Guard(_FINAL, claims=job.claims, due_at=job.due_at, due_by=now),
-            due_at=now + min(max(now - (job.finished_at or now), PATIENCE_MS), PATIENCE_MS_MAX),
+            due_at=min([now + patience_ms, *waiting]),
         )
         self.announce(row)
+
+    def remind_of(self, job: Job, notice: Notice) -> None:
+        """Send the message for a target's next try, to appear when that is due; a long wait is a chain of them."""
+        wait_ms = max(0, notice.lease_until - self.clock.now())
+        self.notices.send(
+            Telling(job.job_id, notice.target, notice.tries),
+            client_id=job.client_id,
+            delay_seconds=min(-(-wait_ms // 1000), DELAY_SECONDS_MAX),
+        )
 
     def settle(self, job: Job, notice: Notice) -> Job:
         """Write what became of a notice; when none is pending any more, nobody need look at the row again.
@@ -430,12 +445,13 @@ class Lifecycle:
         Raises Conflict when the outbox has changed since it was read.
         """
         outbox = tuple(notice if other.target == notice.target else other for other in job.outbox)
-        still_pending = any(other.status is NoticeStatus.PENDING for other in outbox)
+        pending = [other for other in outbox if other.status is NoticeStatus.PENDING]
+        due = [other.lease_until + NOTICE_GRACE_MS if other.lease_until else job.due_at or 0 for other in pending]
         return self.store.update(
             job.job_id,
             Guard(_FINAL, claims=job.claims, outbox=job.outbox),
             outbox=outbox,
-            due_at=max(job.due_at or 0, notice.lease_until) if still_pending else None,
+            due_at=min(due, default=None),
         )
 
     def _bury(self, job: Job) -> None:

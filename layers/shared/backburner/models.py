@@ -424,7 +424,10 @@ DEAD_LETTER = "dead_letter"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One target to be told of a job's end. `lease_until` keeps two deliverers from telling it at once."""
+    """One target to be told of a job's end.
+
+    tries: begun so far. lease_until: until then it is being told, or waits for its next try; 0 before the first.
+    """
 
     target: str
     status: NoticeStatus = NoticeStatus.PENDING
@@ -524,6 +527,20 @@ class Hint:
     job_id: str
     died: int | None = None
     alone: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A message of the notifications queue: this target's next try is due.
+
+    tries: how many had been made when it was sent. It stands for the next one only, so a double of a message, or one
+    that comes late, makes no try of its own.
+    """
+
+    job_id: str
+    target: str
+    tries: int = 0
     schema_version: int = SCHEMA_VERSION
 
 

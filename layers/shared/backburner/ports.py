@@ -31,6 +31,7 @@ from backburner.models import (
     Payload,
     Question,
     Slot,
+    Telling,
     Usage,
     canonical_json,
 )
@@ -166,15 +167,19 @@ class DeadLetterQueue(Protocol):
 class NoticeQueue(Protocol):
     """The notifications queue."""
 
-    def send(self, job_id: str, target: str, *, delay_seconds: int = 0) -> None:
-        """Queue the telling of one target."""
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
+        """Queue the telling of one target, to appear after at most 900 seconds."""
 
 
 class Channel(Protocol):
-    """One way of telling. `tell` raises JobFailed on failure; retryable or not as the error says."""
+    """One way of telling. Thread-safe."""
+
+    @property
+    def waits_seconds(self) -> Sequence[float]:
+        """The wait before each further try; when they are used up, the target is given up."""
 
     def tell(self, job: Job) -> None:
-        """Tell the target that the job has ended."""
+        """Tell the target that the job has ended, within TELLING_MS of delivery.py. Raises Untold."""
 
 
 class Clients(Protocol):

@@ -27,6 +27,7 @@ class Common(Settings):
     payloads_bucket: str
     standard_queue_url: str
     dead_letter_queue_url: str
+    notifications_queue_url: str
     retention_days: Annotated[int, Field(ge=1, le=365)]
     max_attempts: Annotated[int, Field(ge=1, le=10)]
     on_unknown_outcome: Literal["retry", "fail"]
@@ -61,6 +62,10 @@ class WorkerSettings(Common):
     call_timeout_seconds: Annotated[int, Field(ge=5, le=840)]
     fallback_models: str = ""
     extra_models: str = ""
+
+
+class NotifierSettings(Common):
+    """notifier."""
 
 
 class RepairSettings(Common):

@@ -157,11 +157,3 @@ class Submission:
             background=self.background if client.background is None else client.background,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
         )
-
-    def text_of(self, payload: Payload) -> str:
-        """A payload's text, wherever it is kept. Raises PayloadMissing."""
-        return payload.text if payload.text is not None else self.payloads.get(payload.key or "")
-
-    def link_to(self, payload: Payload, seconds: int) -> str | None:
-        """A link to a payload kept outside the row, or None."""
-        return None if payload.key is None else self.payloads.link(payload.key, seconds)

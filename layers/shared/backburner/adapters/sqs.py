@@ -1,4 +1,4 @@
-"""The lane queues and the dead-letter queue, and the format of a hint."""
+"""The queues, and the formats of their messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from backburner.adapters.aws import translated
-from backburner.errors import MalformedHint, PortUnavailable
-from backburner.models import SCHEMA_VERSION, DeadLetter, Hint, Lane, canonical_json
+from backburner.errors import BackburnerError, MalformedHint, MalformedTelling, PortUnavailable
+from backburner.models import SCHEMA_VERSION, DeadLetter, Hint, Lane, Telling, canonical_json
 
 BODY_CHARACTERS_MAX = 10_000
 """What is kept of a message that is no hint."""
@@ -28,41 +28,76 @@ def hint_body(hint: Hint) -> str:
 
 def parse_hint(body: object) -> Hint:
     """The hint in a message body. Unknown fields are passed over, later versions refused. Raises MalformedHint."""
+    fields = _fields(body, MalformedHint)
+    died = fields.get("died")
+    if type(died) not in (int, type(None)):
+        raise MalformedHint
+    return Hint(fields["job_id"], died=died, alone=fields.get("alone") is True, schema_version=fields["v"])
+
+
+def _fields(body: object, malformed: type[BackburnerError]) -> dict[str, Any]:
+    """The fields of a message body, with a job's id and a version that can be read. Raises `malformed`."""
     try:
         fields = json.loads(body) if isinstance(body, str) else None
     except (ValueError, RecursionError) as error:
-        raise MalformedHint from error
+        raise malformed from error
     if not isinstance(fields, dict):
-        raise MalformedHint
-    job_id, version, died = fields.get("job_id"), fields.get("v", SCHEMA_VERSION), fields.get("died")
+        raise malformed
+    job_id, version = fields.get("job_id"), fields.setdefault("v", SCHEMA_VERSION)
     if not isinstance(job_id, str) or not 0 < len(job_id) <= 128 or not job_id.isascii():
-        raise MalformedHint
-    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION or type(died) not in (int, type(None)):
-        raise MalformedHint
-    return Hint(job_id, died=died, alone=fields.get("alone") is True, schema_version=version)
+        raise malformed
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise malformed
+    return fields
 
 
-def batch_handler(
-    run_batch: Callable[[Mapping[str, Hint], Callable[[], float]], list[str]], reject: Callable[[str], None]
+def telling_body(telling: Telling) -> str:
+    """A telling as a message body: `{"job_id":"…","target":"webhook","tries":0,"v":1}`."""
+    return canonical_json(
+        {
+            "job_id": telling.job_id,
+            "target": telling.target,
+            "tries": telling.tries,
+            "v": telling.schema_version,
+        }
+    )
+
+
+def parse_telling(body: object) -> Telling:
+    """The telling in a message body. Unknown fields are passed over, later versions refused. Raises Malformed."""
+    fields = _fields(body, MalformedTelling)
+    target, tries = fields.get("target"), fields.get("tries")
+    if not isinstance(target, str) or not 0 < len(target) <= 128 or type(tries) is not int:
+        raise MalformedTelling
+    return Telling(fields["job_id"], target, tries, schema_version=fields["v"])
+
+
+def batch_handler[T](
+    parse: Callable[[object], T],
+    run_batch: Callable[[Mapping[str, T], Callable[[], float]], list[str]],
+    reject: Callable[[str], None] | None = None,
 ) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
-    """A Lambda handler for batches of hints that answers each message on its own (ReportBatchItemFailures).
+    """A Lambda handler for batches of messages that answers each on its own (ReportBatchItemFailures).
 
-    A message that is no hint is rejected, once; it comes back only if even that failed.
+    A message that `parse` calls malformed is rejected, once; it comes back only if even that failed. Without `reject`
+    it comes back until the queue's redrive policy takes it.
     """
 
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
-        hints: dict[str, Hint] = {}
+        messages: dict[str, T] = {}
         failed: list[str] = []
         for record in event.get("Records") or []:
             try:
-                hints[record["messageId"]] = parse_hint(record.get("body"))
-            except MalformedHint:
+                messages[record["messageId"]] = parse(record.get("body"))
+            except (MalformedHint, MalformedTelling):
                 try:
+                    if reject is None:
+                        raise PortUnavailable
                     reject(str(record.get("body") or ""))
                 except PortUnavailable:
                     failed.append(record["messageId"])
-        if hints:
-            failed += run_batch(hints, lambda: context.get_remaining_time_in_millis() / 1000)
+        if messages:
+            failed += run_batch(messages, lambda: context.get_remaining_time_in_millis() / 1000)
         return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
 
     return handle
@@ -81,6 +116,24 @@ class LaneQueues:
             self._client.send_message(
                 QueueUrl=self._urls[lane],
                 MessageBody=hint_body(hint),
+                DelaySeconds=delay_seconds,
+                MessageGroupId=client_id,
+            )
+
+
+class NoticesQueue:
+    """The notifications queue, as ports.NoticeQueue."""
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
+        """Queue a telling. The client is the message group: one whose receiver is slow does not hold up the others."""
+        with translated():
+            self._client.send_message(
+                QueueUrl=self._url,
+                MessageBody=telling_body(telling),
                 DelaySeconds=delay_seconds,
                 MessageGroupId=client_id,
             )

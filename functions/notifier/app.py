@@ -1,0 +1,7 @@
+"""The notifications queue: tells targets that a job has ended."""
+
+from backburner import bootstrap
+
+handler = (
+    bootstrap.notifier()
+)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one

@@ -1,0 +1,122 @@
+"""A job in JSON, as every channel shows it: HTTP, webhook, WebSocket.
+
+Instants are Unix seconds, as in the LLM providers' own APIs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from backburner.errors import PayloadMissing
+from backburner.models import DEAD_LETTER, Attempt, EpochMs, Job, Usage
+from backburner.ports import PayloadStore
+
+LINK_SECONDS = 900
+"""So long a link to a large result works."""
+
+
+def json_text(value: Any) -> str:
+    """Compact JSON, characters as themselves. Raises ValueError for numbers that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def job_document(
+    job: Job, payloads: PayloadStore, *, fits: Callable[[str], bool], without: Collection[str] = ()
+) -> str:
+    """A job as `GET /jobs/{id}` shows it, as JSON text, without the fields named.
+
+    fits: whether a text is small enough for the channel; a result that makes it too large becomes a link or a note.
+    """
+    document = job_summary(job) | _given(
+        metadata=None if job.metadata is None else json.loads(job.metadata),
+        usage=_usage(job.usage),
+        cost_usd=_usd(job.cost_micro_usd),
+        deliveries=[
+            _given(
+                target=notice.target,
+                status=notice.status,
+                tries=notice.tries,
+                told_at=_seconds(notice.told_at),
+                last_error=notice.last_error,
+            )
+            for notice in job.outbox
+            if notice.target != DEAD_LETTER
+        ]
+        or None,
+        receipt=[_receipt_line(attempt) for attempt in job.log] or None,
+    )
+    document = {name: value for name, value in document.items() if name not in without}
+    if job.result is None:
+        return json_text(document)
+    try:
+        result = json.loads(job.result.text if job.result.text is not None else payloads.get(job.result.key or ""))
+    except PayloadMissing:
+        return json_text(document | {"result_note": "The result is no longer stored."})
+    full = json_text(document | {"result": result})
+    if fits(full):
+        return full
+    if job.result.key is None:
+        return json_text(document | {"result_note": "The result is too large for this message; GET the job."})
+    document["result_url"] = payloads.link(job.result.key, LINK_SECONDS)
+    document["result_note"] = (
+        f"The result is too large for a reply; fetch it from result_url within {LINK_SECONDS} seconds."
+    )
+    return json_text(document)
+
+
+def _seconds(instant: EpochMs | None) -> int | None:
+    return None if instant is None else instant // 1000
+
+
+def _usd(micro_usd: int | None) -> float | None:
+    return None if micro_usd is None else micro_usd / 1_000_000
+
+
+def _usage(usage: Usage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "total_tokens": usage.total_tokens,
+        **({"estimated": True} if usage.estimated else {}),
+    }
+
+
+def _receipt_line(attempt: Attempt) -> dict[str, Any]:
+    return _given(
+        attempt=attempt.number,
+        outcome=attempt.outcome,
+        began_at=_seconds(attempt.began_at),
+        ended_at=_seconds(attempt.ended_at),
+        provider=attempt.provider,
+        model=attempt.model,
+        request_id=attempt.request_id,
+        usage=_usage(attempt.usage),
+        cost_usd=_usd(attempt.cost_micro_usd),
+    )
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def job_summary(job: Job) -> dict[str, Any]:
+    """A job as a listing shows it."""
+    return _given(
+        job_id=job.job_id,
+        status=job.status,
+        priority=job.lane,
+        attempts=job.attempts,
+        created_at=_seconds(job.created_at),
+        deadline_at=_seconds(job.deadline_at),
+        finished_at=_seconds(job.finished_at),
+        expires_at=job.expires_at,
+        error=None
+        if job.error is None
+        else {"code": job.error.code, "message": job.error.message, "retryable": job.error.retryable},
+    )
