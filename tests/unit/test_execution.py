@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,27 @@ def test_sqs_01_a_second_delivery_neither_calls_nor_ends_the_job() -> None:
     assert house.job(job.job_id).status is JobStatus.COMPLETED
     house.run(job.job_id)
     assert len(house.provider.questions) == 1
+
+
+def test_a_hint_that_comes_a_moment_early_by_this_clock_is_sent_again() -> None:
+    """The clock that made the job available is ahead; while the claim is refused, this one catches up."""
+    house = House()
+    job = house.accept()
+    house.clock.time -= 3
+    claim = house.store.update
+
+    def refuse_and_take_time(*arguments: Any, **patch: Any) -> Job:
+        try:
+            return claim(*arguments, **patch)  # type: ignore[no-any-return]
+        finally:
+            house.clock.time += 5
+
+    house.store.update = refuse_and_take_time
+    house.run(job.job_id)
+    assert house.job(job.job_id).status is JobStatus.QUEUED
+    house.hints.sent = [sent for sent in house.hints.sent if sent.at >= house.clock.now()]  # the one just sent
+    house.work()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
 
 
 def test_the_loser_of_a_lease_cannot_finish() -> None:

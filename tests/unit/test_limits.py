@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from backburner.limits import (
     pause_of,
 )
 from backburner.models import Gauge, Lane, Later, Learned, Limits, Message, ModelInfo, Question, Slot, Usage
-from tests.fakes.memory import MODEL, FakeChance, FakeClock, MemoryJournal, MemoryLimits
+from tests.fakes.memory import MODEL, START, FakeChance, FakeClock, MemoryJournal, MemoryLimits
 
 ONE_A_SECOND = replace(MODEL, limits=Limits(requests=60))
 TOKENS = replace(MODEL, limits=Limits(tokens=60_000))
@@ -158,6 +159,27 @@ def test_patience_waits_inside_the_call(desk: Desk) -> None:
     before = desk.clock.now()
     assert isinstance(desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=3_000), Later)
     assert desk.clock.now() - before <= 3_000
+
+
+def test_nobody_waits_behind_a_sleeper(desk: Desk) -> None:
+    """A thread that sleeps until the next try keeps no other from its slot: it would start late, with all the rest."""
+    got: list[Slot | Later] = []
+    others = [threading.Thread(target=lambda: got.append(ask()), daemon=True)]
+
+    def ask_meanwhile(seconds: float) -> None:
+        desk.clock.time += round(1000 * seconds)
+        for other in [others.pop()] if others else []:
+            other.start()
+            other.join(10)
+
+    def ask() -> Slot | Later:
+        return desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=9_000)
+
+    desk.waits(4)
+    desk.clock.sleep = ask_meanwhile  # type: ignore[method-assign]
+    mine = ask()
+    assert len(got) == 1
+    assert {getattr(slot, "start_at", 0) - START for slot in (mine, *got)} == {4_000, 5_000}
 
 
 def test_a_client_queues_in_a_line_of_its_own(desk: Desk) -> None:

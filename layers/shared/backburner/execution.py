@@ -266,7 +266,7 @@ class Execution:
         match row.status:
             case JobStatus.QUEUED if row.deadline_at <= now:
                 self.lifecycle.expire(row)
-            case JobStatus.QUEUED if row.available_at > now:
+            case JobStatus.QUEUED:  # not yet; or only by the clock's word at the claim, a moment ago
                 self.lifecycle.remind(row, alone=hint.alone)
             case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:
                 if not self.lifecycle.is_lost_for_good(row):

@@ -153,17 +153,21 @@ class SlotLimiter:
             turn = self._turns.setdefault((question.model.name, lane), _Turn())
             turn.wishes.append(wish)
         gives_up_at = self._clock.now() + patience_ms
-        with turn.lock:
-            try:
-                while wish.got is None:
-                    self._advance(question.model, lane, turn, wish, gives_up_at)
-            finally:
-                with self._lock:
-                    turn.wishes = [other for other in turn.wishes if other.got is None and other is not wish]
-        return wish.got
+        try:
+            while True:
+                with turn.lock:  # never while asleep: who was granted a slot behind the sleeper would miss it
+                    if wish.got is None:
+                        self._advance(question.model, lane, turn, wish, gives_up_at)
+                    if wish.got is not None:
+                        return wish.got
+                    pause_ms = turn.not_before - self._clock.now()
+                self._clock.sleep(max(0, pause_ms) / 1000)
+        finally:
+            with self._lock:
+                turn.wishes = [other for other in turn.wishes if other.got is None and other is not wish]
 
     def _advance(self, model: ModelInfo, lane: Lane, turn: _Turn, wish: _Wish, gives_up_at: EpochMs) -> None:
-        """One try for everybody in the turn, or one pause until the next makes sense, or the end of patience."""
+        """One try for everybody in the turn if it is time for one; the end of patience if the next comes too late."""
         now = self._clock.now()
         if turn.not_before <= now:
             with self._lock:
@@ -178,11 +182,8 @@ class SlotLimiter:
                 turn.not_before = max(refusal.until, now) + round(self._chance.uniform(1, spread))
                 if turn.not_before > gives_up_at:
                     wish.got = Later(turn.not_before, refusal.start_at)
-            return
-        if turn.not_before > gives_up_at:
+        elif turn.not_before > gives_up_at:
             wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[lane])
-        else:
-            self._clock.sleep((turn.not_before - now) / 1000)
 
     def _grant(self, model: ModelInfo, lane: Lane, wishes: Sequence[_Wish]) -> Later | None:
         """Reserve for as many wishes as fit, the first first, in one write. What the first is told if none fits."""
