@@ -25,7 +25,7 @@ def end_to_end(pytest_arguments: Sequence[str]) -> int:
 def chaos(arguments: Sequence[str]) -> int:
     """Exit status of bench/chaos.py: 1 if a job was lost or is stuck."""
     # Eight calls at once, in as many processes as can be killed one by one.
-    os.environ.setdefault("BACKBURNER_PARAMETERS", "WorkerConcurrency=8")
+    os.environ.setdefault("BACKBURNER_PARAMETERS", "StandardConcurrency=8")
     return run("chaos", ["-m", "bench.chaos", *arguments])
 
 

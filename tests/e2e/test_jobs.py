@@ -92,6 +92,31 @@ def test_attempts_used_up_are_a_dead_letter_and_a_redrive_runs_the_job_again_onc
     assert len(fake.calls(mark)) == 2
 
 
+@pytest.mark.parametrize("lane", ["interactive", "standard", "bulk"])
+def test_a_job_is_worked_off_by_its_lane(stack: Stack, fake: Fake, mark: str, lane: str) -> None:
+    """The others rest: what is not in the lane's own queue is not run."""
+    functions = stack.aws("lambda")
+    own = stack.outputs[f"{lane.capitalize()}QueueUrl"].rpartition("/")[2]
+    others = [
+        poller["UUID"]
+        for poller in functions.list_event_source_mappings(FunctionName=stack.outputs["WorkerFunctionName"])[
+            "EventSourceMappings"
+        ]
+        if not poller["EventSourceArn"].endswith(f":{own}")
+    ]
+    assert len(others) == 2
+    try:
+        for poller in others:
+            functions.update_event_source_mapping(UUID=poller, Enabled=False)
+        job_id = stack.submit(prompt=mark, priority=lane)["job_id"]
+        assert stack.job(job_id)["priority"] == lane
+        assert stack.ended(job_id)["status"] == "completed"
+    finally:
+        for poller in others:
+            functions.update_event_source_mapping(UUID=poller, Enabled=True)
+    assert len(fake.calls(mark)) == 1
+
+
 # A client as the documentation asks for: what the gateway or the endpoint could not take is sent again, same key.
 CLIENT = """
 import http.client, json, sys, time, urllib.parse

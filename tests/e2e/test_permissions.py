@@ -24,11 +24,13 @@ import pytest
 from backburner.delivery import JITTER, WAITS_SECONDS
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
-from tests.fakes.emulated import worker_processes
+from tests.fakes.emulated import function_processes, worker_processes
 
 pytestmark = pytest.mark.e2e
 
 FUNCTIONS = ("ingest", "status", "worker", "notifier", "repair")
+
+LANES = ("Interactive", "Standard", "Bulk")
 
 LATER_SECONDS = 600
 """The provider puts a parked job off for so long: longer than these tests take."""
@@ -100,7 +102,7 @@ def _kind(stack: Stack, function: str, arn: str) -> str:
         f"table/{outputs['JobsTableName']}": "JobsTable",
         f"table/{outputs['ClientsTableName']}": "ClientsTable",
         outputs["PayloadsBucketName"]: "PayloadsBucket",
-        outputs["StandardQueueUrl"].rpartition("/")[2]: "StandardQueue",
+        **{outputs[f"{lane}QueueUrl"].rpartition("/")[2]: f"{lane}Queue" for lane in LANES},
         outputs["DeadLetterQueueUrl"].rpartition("/")[2]: "DeadLetterQueue",
         outputs["NotificationsQueueUrl"].rpartition("/")[2]: "NotificationsQueue",
         outputs["ProviderSecretArn"].split(":", 5)[5]: "ProviderSecret",
@@ -157,7 +159,7 @@ class Scene:
         key = create_client(table, f"client-{uuid.uuid4().hex}", "a new client", time.time_ns() // 1_000_000)
         return replace(self, stack=replace(self.stack, api_key=key))
 
-    def parked(self, *steps: dict[str, Any], prompt: str = "") -> str:
+    def parked(self, *steps: dict[str, Any], prompt: str = "", **fields: Any) -> str:
         """A job that its provider put off for long: queued, with no hint on its way. Later calls get the steps."""
         off = {
             "status": 429,
@@ -165,7 +167,9 @@ class Scene:
             "body": {"error": {"code": "rate_limit_exceeded"}},
         }
         self.fake.script(self.mark, off, *(steps or ({"text": "at last"},)))
-        job_id: str = self.stack.submit(key=self.mark, prompt=self.mark + prompt, max_tokens=100_000)["job_id"]
+        job_id: str = self.stack.submit(key=self.mark, prompt=self.mark + prompt, max_tokens=100_000, **fields)[
+            "job_id"
+        ]
 
         def put_off() -> bool:
             job = self.stack.job(job_id)
@@ -233,12 +237,17 @@ class Scene:
             ExpressionAttributeValues={":past": {"N": "1"}},
         )
 
+    def row(self, job_id: str) -> dict[str, Any]:
+        """As DynamoDB has it."""
+        reply = self.stack.aws("dynamodb").get_item(
+            TableName=self.stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
+        )
+        item: dict[str, Any] = reply["Item"]
+        return item
+
     def instant(self, job_id: str, name: str) -> int:
         """One of the row's, in epoch milliseconds."""
-        row = self.stack.aws("dynamodb").get_item(
-            TableName=self.stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
-        )["Item"]
-        return int(row[name]["N"])
+        return int(self.row(job_id)[name]["N"])
 
     def is_due(self, job_id: str) -> bool:
         """Whether the row says that somebody must look at it."""
@@ -298,9 +307,40 @@ class Scene:
         """How many letters there are, also those out of sight since somebody has just looked at them."""
         return _depth(self.stack, "DeadLetterQueue", "", "NotVisible")
 
-    def hints_in_hand(self) -> int:
+    def hints_in_hand(self, queue: str) -> int:
         """How many hints were received and not yet deleted."""
-        return _depth(self.stack, "StandardQueue", "NotVisible")
+        return _depth(self.stack, queue, "NotVisible")
+
+    def knows_the_depth(self, lane: str) -> bool:
+        """Whether a fresh ingest process, which remembers no depth, sees how many hints wait before a job's own."""
+        url = self.stack.outputs["StandardQueueUrl"]
+        for process in function_processes(_function_name(self.stack, "ingest"), f"STANDARD_QUEUE_URL={url}"):
+            os.kill(process, signal.SIGKILL)
+        return "ahead" in self.row(self.stack.submit(prompt=self.mark, priority=lane)["job_id"])
+
+    @contextmanager
+    def full(self, lane: str) -> Iterator[None]:
+        """The lane takes one job, and holds two that no worker gets."""
+        functions, sqs, name = self.stack.aws("lambda"), self.stack.aws("sqs"), _function_name(self.stack, "ingest")
+        url = self.stack.outputs[f"{lane.capitalize()}QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        (poller,) = functions.list_event_source_mappings(EventSourceArn=arn)["EventSourceMappings"]
+        variables = functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
+
+        def set_up(depth_max: str, *, polled: bool) -> None:
+            functions.update_event_source_mapping(UUID=poller["UUID"], Enabled=polled)
+            functions.update_function_configuration(
+                FunctionName=name, Environment={"Variables": {**variables, "LANE_DEPTH_MAX": depth_max}}
+            )
+
+        set_up("1", polled=False)
+        try:
+            for _ in range(2):
+                sqs.send_message(QueueUrl=url, MessageBody='{"job_id":"job_nobody","v":1}')
+            yield
+        finally:
+            sqs.purge_queue(QueueUrl=url)
+            set_up(variables["LANE_DEPTH_MAX"], polled=True)
 
     def lose_object(self, prefix: str) -> None:
         """Delete the one object of the payloads bucket with this prefix."""
@@ -308,9 +348,9 @@ class Scene:
         (found,) = s3.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
         s3.delete_object(Bucket=bucket, Key=found["Key"])
 
-    def road(self) -> str:
+    def road(self, lane: str = "standard") -> str:
         """A job by way of all functions; its id."""
-        job_id: str = self.stack.submit(prompt=self.mark)["job_id"]
+        job_id: str = self.stack.submit(prompt=self.mark, priority=lane)["job_id"]
         assert self.stack.ended(job_id)["status"] == "completed"
         assert self.tell(job_id)  # there is nobody to tell
         self.stack.repair()
@@ -363,10 +403,29 @@ def a_new_clients_key_is_known_to_ingest(scene: Scene) -> None:
     assert client.post() == 202
 
 
-def a_request_is_hinted(scene: Scene) -> None:
+def a_replay_is_known_where_its_lane_is_full(scene: Scene) -> None:
+    """503; then the job of the key, while others are refused."""
+    job_id = scene.stack.submit(key=scene.mark, prompt=scene.mark, priority="bulk")["job_id"]
+    assert scene.stack.ended(job_id)["status"] == "completed"
+    with scene.full("bulk"):
+        refused = scene.stack.submit(status=503, prompt=scene.mark, priority="bulk")
+        assert refused["code"] == "lane_full"
+        with scene.lacking():
+            assert scene.post(priority="bulk") == 503
+        assert scene.post(priority="bulk") == 202
+
+
+def a_lanes_depth_is_seen(scene: Scene, lane: str) -> None:
+    """The job is accepted all the same, but nobody knows how many were before it."""
+    with scene.lacking():
+        assert not scene.knows_the_depth(lane)
+    assert scene.knows_the_depth(lane)
+
+
+def a_request_is_hinted(scene: Scene, lane: str) -> None:
     """503, with the row due; then the repairer brings it to its end."""
     with scene.lacking():
-        assert scene.post() == 503
+        assert scene.post(priority=lane) == 503
     page = scene.stack.http().get("/jobs", params={"limit": 1}).json()
     (job,) = page["jobs"]
     assert scene.is_due(job["job_id"])
@@ -450,10 +509,10 @@ def a_job_is_claimed(scene: Scene) -> None:
     scene.finish(job_id)
 
 
-def a_retry_is_hinted(scene: Scene) -> None:
+def a_retry_is_hinted(scene: Scene, lane: str) -> None:
     """The job is put back with no hint, which its row tells; then it is answered."""
     off = {"status": 429, "headers": {"retry-after": str(LATER_SECONDS)}}
-    job_id = scene.parked(off, {"text": "at last"})
+    job_id = scene.parked(off, {"text": "at last"}, priority=lane)
     scene.turn(job_id, "available_at")
     with scene.lacking():
         assert scene.work(job_id)
@@ -511,9 +570,9 @@ def a_large_result_is_kept(scene: Scene) -> None:
     scene.finish(job_id)
 
 
-def an_overdue_job_is_moved_on(scene: Scene) -> None:
+def an_overdue_job_is_moved_on(scene: Scene, lane: str = "standard") -> None:
     """The row stays due; then it is hinted and answered."""
-    job_id = scene.parked()
+    job_id = scene.parked(priority=lane)
     scene.turn(job_id, "due_at")
     with scene.lacking():
         scene.stack.repair()
@@ -606,12 +665,13 @@ def a_call_is_logged(scene: Scene, function: str) -> None:
         until(lambda: scene.lines(function, began), 10, lambda: f"{function} logs nothing")
 
 
-def a_hint_is_received_and_deleted(scene: Scene) -> None:
+def a_hint_is_received_and_deleted(scene: Scene, lane: str) -> None:
     """Lambda polls in the role's name, and asks for all three when the trigger is made; the emulator asks no policy."""
     with scene.lacking():
-        before = scene.hints_in_hand()
-        scene.road()
-        until(lambda: scene.hints_in_hand() <= before, 10, lambda: "the hint is still in the queue")
+        queue = f"{lane.capitalize()}Queue"
+        before = scene.hints_in_hand(queue)
+        scene.road(lane)
+        until(lambda: scene.hints_in_hand(queue) <= before, 10, lambda: "the hint is still in the queue")
 
 
 def a_telling_is_received_and_deleted(scene: Scene) -> None:
@@ -648,7 +708,17 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("ingest", "dynamodb:PutItem", "JobsTable"): a_request_is_stored,
     Grant("ingest", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_hinted_by_a_replay,
     Grant("ingest", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_ingest,
-    Grant("ingest", "sqs:SendMessage", "StandardQueue"): a_request_is_hinted,
+    Grant("ingest", "dynamodb:GetItem", "JobsTable"): a_replay_is_known_where_its_lane_is_full,
+    **{
+        Grant(function, action, f"{lane}Queue"): partial(probe, lane=lane.lower())
+        for function, action, probe in (
+            ("ingest", "sqs:SendMessage", a_request_is_hinted),
+            ("ingest", "sqs:GetQueueAttributes", a_lanes_depth_is_seen),
+            ("worker", "sqs:SendMessage", a_retry_is_hinted),
+            ("repair", "sqs:SendMessage", an_overdue_job_is_moved_on),
+        )
+        for lane in LANES
+    },
     Grant("ingest", "s3:PutObject", "PayloadsBucket/requests/*"): a_large_request_is_kept,
     Grant("status", "dynamodb:GetItem", "JobsTable"): a_job_is_shown,
     Grant("status", "dynamodb:BatchGetItem", "JobsTable"): jobs_are_listed,
@@ -661,7 +731,6 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("worker", "dynamodb:GetItem", "JobsTable"): a_hint_is_passed_on_where_no_time_is_left,
     Grant("worker", "secretsmanager:GetSecretValue", "ProviderSecret"): a_fresh_worker_reads_the_provider_key,
     Grant("worker", "dynamodb:UpdateItem", "JobsTable"): a_job_is_claimed,
-    Grant("worker", "sqs:SendMessage", "StandardQueue"): a_retry_is_hinted,
     Grant("worker", "sqs:SendMessage", "DeadLetterQueue"): a_dead_job_gets_its_letter,
     Grant("worker", "sqs:SendMessage", "NotificationsQueue"): a_worker_announces_an_end,
     Grant("worker", "s3:GetObject", "PayloadsBucket/requests/*"): a_large_request_is_read,
@@ -669,7 +738,6 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
-    Grant("repair", "sqs:SendMessage", "StandardQueue"): an_overdue_job_is_moved_on,
     Grant("repair", "sqs:SendMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
     Grant("repair", "sqs:SendMessage", "NotificationsQueue"): a_lost_announcement_is_made_again,
     Grant("repair", "sqs:ReceiveMessage", "DeadLetterQueue"): a_repair_runs,
@@ -686,7 +754,8 @@ NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
         for action in ("logs:CreateLogStream", "logs:PutLogEvents")
     },
     **{
-        Grant("worker", action, "StandardQueue"): a_hint_is_received_and_deleted
+        Grant("worker", action, f"{lane}Queue"): partial(a_hint_is_received_and_deleted, lane=lane.lower())
+        for lane in LANES
         for action in ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
     },
     **{

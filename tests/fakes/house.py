@@ -20,6 +20,7 @@ from tests.fakes.memory import (
     FakeClock,
     MemoryCatalogue,
     MemoryDeadLetters,
+    MemoryDepths,
     MemoryHints,
     MemoryJournal,
     MemoryLimits,
@@ -60,6 +61,7 @@ class House:
     store: Any = field(default_factory=MemoryStore)
     payloads: Any = field(default_factory=MemoryPayloads)
     hints: Any = None
+    depths: MemoryDepths = field(default_factory=MemoryDepths)
     dead_letters: Any = field(default_factory=MemoryDeadLetters)
     notices: Any = None
     channel: Any = field(default_factory=RecordingChannel)
@@ -90,6 +92,7 @@ class House:
             journal=self.journal,
             default_model="m-1",
             lanes=frozenset(Lane),
+            depths=self.depths,
         )
         self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
         self.leases = Leases(self.lifecycle, self.clock, self.journal)

@@ -262,6 +262,16 @@ class MemoryHints:
         return ready
 
 
+class MemoryDepths:
+    """How full the lanes are said to be: a test says it."""
+
+    def __init__(self) -> None:
+        self.said: dict[Lane, int | None] = dict.fromkeys(Lane, 0)
+
+    def waiting(self, lane: Lane) -> int | None:
+        return self.said[lane]
+
+
 class MemoryDeadLetters:
     """The dead-letter queue."""
 

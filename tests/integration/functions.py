@@ -171,13 +171,14 @@ class Stack:
         found: list[dict[str, Any]] = reply.get("Messages", [])
         return found
 
-    def run(self, *bodies: str | None) -> list[str]:
+    def run(self, *bodies: str | None, queue: str = "StandardQueue") -> list[str]:
         """Give the worker a batch with these bodies; the numbers of the messages that must come back."""
+        arn = f"arn:aws:sqs:eu-central-1:123456789012:{self.deployed.names[queue].rpartition('/')[2]}"
         batch = event("lane_batch")
         pattern = batch["Records"][0]
         batch["Records"] = []
         for number, body in enumerate(bodies):
-            record = copy.deepcopy(pattern) | {"messageId": f"m-{number}", "body": body}
+            record = copy.deepcopy(pattern) | {"messageId": f"m-{number}", "body": body, "eventSourceARN": arn}
             if body is None:
                 del record["body"]
             batch["Records"].append(record)
@@ -185,14 +186,14 @@ class Stack:
         assert set(answer) == {"batchItemFailures"}
         return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
-    def work(self) -> int:
+    def work(self, queue: str = "StandardQueue") -> int:
         """What Lambda's poller does, once: receive, run, delete what was answered; how many messages there were."""
-        messages = self.messages()
+        messages = self.messages(queue)
         if messages:
-            failed = self.run(*[message["Body"] for message in messages])
+            failed = self.run(*[message["Body"] for message in messages], queue=queue)
             for number, message in enumerate(messages):
                 if f"m-{number}" not in failed:
-                    url = self.deployed.names["StandardQueue"]
+                    url = self.deployed.names[queue]
                     self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         return len(messages)
 

@@ -74,6 +74,7 @@ FULL = a_job(
         Notice("slack", NoticeStatus.PENDING, tries=1, lease_until=NOW + 4, last_error="timeout"),
         Notice("dead_letter", NoticeStatus.GIVEN_UP),
     ),
+    ahead=17,
 )  # fmt: skip
 """Every field has a value."""
 
@@ -110,5 +111,6 @@ jobs = st.builds(
     schema_version=st.just(1), claims=counts, attempts=counts, claimed_at=st.none() | instants,
     finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
+    ahead=st.none() | counts,
 )  # fmt: skip
 """Any job that could stand in a row."""

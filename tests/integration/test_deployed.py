@@ -39,14 +39,16 @@ def test_the_tables_have_the_templates_keys_and_indexes(deployed: Deployed) -> N
 
 
 def test_the_queues_have_the_templates_redrive_policy_and_times(deployed: Deployed) -> None:
-    """The lane's dead letters go to the dead-letter queue after as many receives as the template says."""
+    """Every lane's dead letters go to the dead-letter queue after as many receives as the template says."""
     seconds = template()["Mappings"]["Timeouts"]["Seconds"]
-    lane, dead = _found(deployed, "StandardQueue"), _found(deployed, "DeadLetterQueue")
-    redrive = json.loads(lane["RedrivePolicy"])
-    declared = resources("AWS::SQS::Queue")["StandardQueue"]["Properties"]["RedrivePolicy"]
-    assert redrive == {"deadLetterTargetArn": dead["QueueArn"], "maxReceiveCount": declared["maxReceiveCount"]}
-    assert lane["VisibilityTimeout"] == str(seconds["Visibility"])
-    assert lane["MessageRetentionPeriod"] == str(seconds["LaneRetention"])
+    dead = _found(deployed, "DeadLetterQueue")
+    for name in ("InteractiveQueue", "StandardQueue", "BulkQueue"):
+        lane = _found(deployed, name)
+        redrive = json.loads(lane["RedrivePolicy"])
+        declared = resources("AWS::SQS::Queue")[name]["Properties"]["RedrivePolicy"]
+        assert redrive == {"deadLetterTargetArn": dead["QueueArn"], "maxReceiveCount": declared["maxReceiveCount"]}
+        assert lane["VisibilityTimeout"] == str(seconds["Visibility"])
+        assert lane["MessageRetentionPeriod"] == str(seconds["LaneRetention"])
     assert dead["MessageRetentionPeriod"] == str(seconds["DeadLetterRetention"])
 
 

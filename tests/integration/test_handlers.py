@@ -877,3 +877,55 @@ def test_the_log_level_and_service_of_a_function_are_the_templates(deployed: Dep
     """Each function logs under its own name."""
     names = [environment["POWERTOOLS_SERVICE_NAME"] for environment in deployed.environments.values()]
     assert len(set(names)) == len(names)
+
+
+# ── Lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LANES = {"interactive": "InteractiveQueue", "standard": "StandardQueue", "bulk": "BulkQueue"}
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_job_waits_in_its_own_lane_only(stack: Stack, lane: str) -> None:
+    """And is worked off there."""
+    key = stack.client()
+    job_id = stack.post(key, {"prompt": "Name a river.", "priority": lane}).json["job_id"]
+    assert all(not stack.messages(queue) for other, queue in LANES.items() if other != lane)
+    assert stack.work(LANES[lane]) == 1
+    job = stack.get(key, job_id).json
+    assert (job["status"], job["priority"]) == ("completed", lane)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_poison_is_buried_under_its_lane(stack: Stack, lane: str) -> None:
+    """The letter says where it came from."""
+    assert stack.run("poison", queue=LANES[lane]) == []
+    (letter,) = stack.messages("DeadLetterQueue")
+    assert letter["MessageAttributes"]["lane"]["StringValue"] == lane
+
+
+def test_a_full_lane_refuses_new_jobs_and_knows_the_old_ones(stack: Stack) -> None:
+    """503 with Retry-After, while a replay is answered and the other lanes go on."""
+    stack.overrides["LANE_DEPTH_MAX"] = "1"
+    key = stack.client()
+    first = stack.post(key, {"prompt": "a", "priority": "bulk"}, **{"Idempotency-Key": "k"})
+    assert stack.row(first.json["job_id"])["ahead"] == {"N": "0"}
+    for _ in range(2):
+        stack.sqs.send_message(QueueUrl=stack.deployed.names["BulkQueue"], MessageBody="{}")
+    stack = Stack(stack.deployed, stack.overrides)  # cold: it has read no depth yet
+    refusal = stack.post(key, {"prompt": "b", "priority": "bulk"})
+    problem(refusal, 503, "lane_full")
+    assert 60 <= int(refusal.headers["retry-after"]) <= 900
+    again = stack.post(key, {"prompt": "a", "priority": "bulk"}, **{"Idempotency-Key": "k"})
+    assert (again.status, again.json["job_id"]) == (202, first.json["job_id"])
+    assert stack.post(key, {"prompt": "b"}).status == 202
+    assert len(stack.rows()) == 2
+
+
+def test_a_job_is_accepted_though_the_depth_of_its_lane_cannot_be_read(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row does not tell how many were before it."""
+    refuse(monkeypatch, "GetQueueAttributes")
+    accepted = stack.post(stack.client(), {"prompt": "a"})
+    assert accepted.status == 202
+    assert "ahead" not in stack.row(accepted.json["job_id"])

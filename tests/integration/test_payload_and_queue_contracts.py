@@ -11,12 +11,22 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+from cachetools import TTLCache
 
 from backburner.adapters.aws import client as aws_client
 from backburner.adapters.aws import translated
 from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.s3 import PayloadsBucket
-from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue, hint_body, parse_hint, parse_telling
+from backburner.adapters.sqs import (
+    DEPTH_SECONDS,
+    DeadLetters,
+    LaneDepths,
+    LaneQueues,
+    NoticesQueue,
+    hint_body,
+    parse_hint,
+    parse_telling,
+)
 from backburner.errors import PayloadMissing, PortUnavailable
 from backburner.models import Client, Hint, Lane, Telling
 from backburner.ports import DeadLetterQueue, HintQueue, NoticeQueue, PayloadStore
@@ -150,6 +160,45 @@ def test_a_clients_hints_are_one_message_group(deployed: Deployed) -> None:
     [message] = sqs.receive_message(QueueUrl=url, MessageSystemAttributeNames=["All"])["Messages"]
     assert message["Attributes"]["MessageGroupId"] == "alice"
     assert message["Body"] == '{"job_id":"job_1","v":1}'
+
+
+QUEUES = {Lane.INTERACTIVE: "InteractiveQueue", Lane.STANDARD: "StandardQueue", Lane.BULK: "BulkQueue"}
+
+
+def test_each_lane_is_a_queue_of_its_own(deployed: Deployed) -> None:
+    """A hint appears in its lane only, and is counted there."""
+    sqs = _client("sqs")
+    urls = {lane: deployed.names[name] for lane, name in QUEUES.items()}
+    for count, lane in enumerate(Lane):
+        for _ in range(count):
+            LaneQueues(sqs, urls).send(Hint("job_1"), client_id="alice", lane=lane)
+        LaneQueues(sqs, urls).send(Hint("job_1"), client_id="alice", lane=lane, delay_seconds=60)
+    depths = LaneDepths(sqs, urls)
+    assert [depths.waiting(lane) for lane in Lane] == [0, 1, 2]
+
+
+def test_a_depth_is_read_once_in_ten_seconds(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read is a round trip, on the way of every request. A failed one is not repeated at once either."""
+    sqs = _client("sqs")
+    urls = {lane: deployed.names[name] for lane, name in QUEUES.items()} | {Lane.BULK: "https://sqs.test/none"}
+    depths = LaneDepths(sqs, urls)
+    now = 1000.0
+    depths._known = TTLCache(maxsize=3, ttl=DEPTH_SECONDS, timer=lambda: now)
+    reads: list[str] = []
+    real = sqs.get_queue_attributes
+
+    def counted(**asked: Any) -> Any:
+        reads.append(asked["QueueUrl"])
+        return real(**asked)
+
+    monkeypatch.setattr(sqs, "get_queue_attributes", counted)
+    for _ in range(3):
+        assert depths.waiting(Lane.STANDARD) == 0
+        assert depths.waiting(Lane.BULK) is None
+        LaneQueues(sqs, urls).send(Hint("job_1"), client_id="alice", lane=Lane.STANDARD)
+    assert sorted(reads) == sorted([urls[Lane.STANDARD], urls[Lane.BULK]])
+    now += DEPTH_SECONDS
+    assert depths.waiting(Lane.STANDARD) == 3
 
 
 # ── Tellings ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -90,6 +90,8 @@ ALARM = "Resources.DeadLetterDepthAlarm.Properties.{}".format
         (put(ALARM("ActionsEnabled"), False), "disabled"),
         (drop("Resources.DeadLetterAgeAlarm"), f"DeadLetterQueue: no alarm on {AGE}"),
         (drop("Resources.StandardAgeAlarm"), f"StandardQueue: no alarm on {AGE}"),
+        (drop("Resources.InteractiveDepthAlarm"), f"InteractiveQueue: no alarm on {DEPTH}"),
+        (drop("Resources.BulkAgeAlarm"), f"BulkQueue: no alarm on {AGE}"),
         (drop("Resources.StandardDepthAlarm"), f"StandardQueue: no alarm on {DEPTH}"),
         (drop("Resources.StandardAgeAlarm.Properties.AlarmActions"), "StandardAgeAlarm"),
     ],

@@ -20,6 +20,7 @@ FRESH_ACCOUNT = 10
 """Concurrent executions of an AWS account whose limit was never raised; none of them may be reserved."""
 LEFT_FREE = 2
 """For the endpoints and the repairer, which share what the queues' functions leave."""
+CONCURRENCIES = {"InteractiveConcurrency", "StandardConcurrency", "BulkConcurrency"}
 CONCURRENCY_MIN, CONCURRENCY_MAX = 2, 1000
 """What an event source accepts."""
 
@@ -66,7 +67,7 @@ def test_sam_03_the_defaults_deploy_on_a_fresh_account(rule: Any) -> None:
     assert rule(shipped()) == []
 
 
-@pytest.mark.parametrize("parameters", [p for p in parameter_extremes(source()) if "WorkerConcurrency" in p], ids=str)
+@pytest.mark.parametrize("parameters", [p for p in parameter_extremes(source()) if CONCURRENCIES & p.keys()], ids=str)
 def test_sam_03_the_parameter_allows_only_what_aws_accepts(parameters: dict[str, int]) -> None:
     """No value that CloudFormation lets through fails at the event source, half-way through a deployment."""
     assert bounded(shipped(**parameters)) == []
@@ -82,8 +83,8 @@ EVENT = "Resources.WorkerFunction.Properties.Events.Standard.Properties.{}".form
         (unreserved, put("Globals.Function.ReservedConcurrentExecutions", 1)),
         (bounded, drop(EVENT("ScalingConfig"))),
         (bounded, put(EVENT("ScalingConfig.MaximumConcurrency"), 1)),
-        (bounded, put("Parameters.WorkerConcurrency.Default", 1001)),
-        (leaves_room, put("Parameters.WorkerConcurrency.Default", 9)),
+        (bounded, put("Parameters.BulkConcurrency.Default", 1001)),
+        (leaves_room, put("Parameters.StandardConcurrency.Default", 5)),
         (leaves_room, drop(EVENT("ScalingConfig"))),
     ],
     ids=["reserved", "reserved-for-all", "unbounded", "one", "too-many", "greedy", "unbounded-greed"],
@@ -95,5 +96,7 @@ def test_sam_03_what_a_fresh_account_cannot_bear_is_found(rule: Any, edit: Edit)
 
 def test_sam_03_the_bounds_of_the_parameter_are_declared() -> None:
     """The test of the parameter's edges has edges to test."""
-    edges = [p["WorkerConcurrency"] for p in parameter_extremes(source()) if "WorkerConcurrency" in p]
-    assert edges == [CONCURRENCY_MIN, CONCURRENCY_MAX]
+    edges = [(name, p[name]) for p in parameter_extremes(source()) for name in sorted(CONCURRENCIES & p.keys())]
+    assert sorted(edges) == sorted(
+        (name, edge) for name in CONCURRENCIES for edge in (CONCURRENCY_MIN, CONCURRENCY_MAX)
+    )

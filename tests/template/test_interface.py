@@ -12,7 +12,8 @@ from cfnlint.template import Template as Linted  # type: ignore[import-untyped]
 from tests.template.resolved import PATH, REGION, ROOT, Edit, Template, drop, put, shipped, source, transformed
 
 OUTPUTS = {
-    "ApiUrl", "JobsTableName", "ClientsTableName", "PayloadsBucketName", "StandardQueueUrl", "DeadLetterQueueUrl",
+    "ApiUrl", "JobsTableName", "ClientsTableName", "PayloadsBucketName", "InteractiveQueueUrl", "StandardQueueUrl",
+    "BulkQueueUrl", "DeadLetterQueueUrl",
     "ProviderSecretArn", "AlarmTopicArn", "IngestFunctionName", "StatusFunctionName", "WorkerFunctionName",
     "RepairFunctionName", "NotifierFunctionName", "NotificationsQueueUrl", "NotificationsDeadLetterQueueUrl",
 }  # fmt: skip
@@ -184,8 +185,8 @@ def test_every_environment_of_samconfig_deploys_as_it_stands() -> None:
         drop("local.deploy.parameters.resolve_s3"),
         put("local.global.parameters.stack_name", "backburner"),
         put("prod.deploy.parameters.parameter_overrides", ["LogRetentionDays=31"]),
-        put("prod.deploy.parameters.parameter_overrides", ["WorkerConcurrency=1"]),
-        put("prod.deploy.parameters.parameter_overrides", "WorkerConcurrency=20 LogLevel=LOUD"),
+        put("prod.deploy.parameters.parameter_overrides", ["StandardConcurrency=1"]),
+        put("prod.deploy.parameters.parameter_overrides", "StandardConcurrency=20 LogLevel=LOUD"),
         put("prod.deploy.parameters.parameter_overrides", ["Concurrency=20"]),
     ],
     ids=["none", "capabilities", "bucket", "stack", "value", "number", "one-string", "name"],

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from backburner.models import Lane
 from tests.template.resolved import (
     Edit,
     Template,
@@ -17,6 +18,9 @@ from tests.template.resolved import (
 )
 
 RECEIVES_MAX = 3
+LANES = [lane.capitalize() for lane in Lane]
+BOUNDS = {"InteractiveConcurrency": 11, "StandardConcurrency": 12, "BulkConcurrency": 13}
+"""Different ones, so that a mix-up shows."""
 
 # ── Rules ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -57,6 +61,17 @@ def encryption(template: Template) -> list[str]:
     ]
 
 
+def lanes(template: Template) -> list[str]:
+    """Each lane has a queue of its own that calls the worker, bounded by a parameter of its own."""
+    given = {
+        source.queue: source.properties.get("ScalingConfig", {}).get("MaximumConcurrency")
+        for source in queue_sources(template)
+        if source.function == "WorkerFunction"
+    }
+    wanted = {f"{lane}Queue": BOUNDS[f"{lane}Concurrency"] for lane in LANES}
+    return [f"the worker's pollers are {given}, not {wanted}"] if given != wanted else []
+
+
 # ── Tests ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -66,25 +81,46 @@ def test_the_shipped_queues_lose_nothing(rule: Any) -> None:
     assert rule(shipped()) == []
 
 
-LANE = "Resources.StandardQueue.Properties"
+LANE = "Resources.{}Queue.Properties.{}".format
+SOURCE = "Resources.WorkerFunction.Properties.Events.{}.Properties.{}".format
 
 
 @pytest.mark.parametrize(
     ("rule", "edit"),
     [
+        (partial_failures, drop(SOURCE("Bulk", "FunctionResponseTypes"))),
+        (redrive, drop(LANE("Interactive", "RedrivePolicy"))),
+        (redrive, put(LANE("Standard", "RedrivePolicy.maxReceiveCount"), 1)),
         (
-            partial_failures,
-            drop("Resources.WorkerFunction.Properties.Events.Standard.Properties.FunctionResponseTypes"),
+            redrive,
+            put(LANE("Bulk", "RedrivePolicy.deadLetterTargetArn"), "arn:aws:sqs:us-east-1:123456789012:other"),
         ),
-        (redrive, drop(f"{LANE}.RedrivePolicy")),
-        (redrive, put(f"{LANE}.RedrivePolicy.maxReceiveCount", 1)),
-        (redrive, put(f"{LANE}.RedrivePolicy.deadLetterTargetArn", "arn:aws:sqs:us-east-1:123456789012:other")),
         (redrive, put("Resources.ForgottenQueue", {"Type": "AWS::SQS::Queue", "Properties": {}})),
         (redrive, put("Resources.DeadLetterQueue.Properties.RedrivePolicy", {"maxReceiveCount": 3})),
-        (encryption, drop(f"{LANE}.SqsManagedSseEnabled")),
+        (encryption, drop(LANE("Standard", "SqsManagedSseEnabled"))),
     ],
     ids=["whole-batches", "no-redrive", "one-receive", "foreign-queue", "second-queue", "circle", "plain"],
 )
 def test_a_queue_that_loses_messages_is_found(rule: Any, edit: Edit) -> None:
     """Each way of losing or repeating messages is a problem to its rule."""
     assert rule(shipped(edit)) != []
+
+
+def test_each_lane_has_its_own_queue_and_bound() -> None:
+    """A backlog in one lane takes no worker from another."""
+    assert lanes(shipped(**BOUNDS)) == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        put(SOURCE("Bulk", "ScalingConfig.MaximumConcurrency"), {"Ref": "StandardConcurrency"}),
+        drop(SOURCE("Interactive", "ScalingConfig")),
+        put(SOURCE("Bulk", "Queue"), {"Fn::GetAtt": ["StandardQueue", "Arn"]}),
+        drop("Resources.WorkerFunction.Properties.Events.Interactive"),
+    ],
+    ids=["another-lanes-bound", "no-bound", "another-lanes-queue", "no-poller"],
+)
+def test_lanes_that_are_not_apart_are_found(edit: Edit) -> None:
+    """Each way of mixing them up is a problem."""
+    assert lanes(shipped(edit, **BOUNDS)) != []

@@ -47,4 +47,4 @@ def test_the_rules_see_the_functions_queues_and_variables() -> None:
     assert dead_letter_queues(template) == {"DeadLetterQueue", "NotificationsDeadLetterQueue"}
     assert environment(template, "WorkerFunction")["JOBS_TABLE"] == "JobsTable"
     assert {"RetentionDays": "365"} in parameter_extremes(source())
-    assert {"WorkerConcurrency": 2} in parameter_extremes(source())
+    assert {"BulkConcurrency": 2} in parameter_extremes(source())

@@ -35,7 +35,8 @@ NOTICED_SECONDS_MAX = 90
 """Within this a killed worker's job is on its way again."""
 
 CALLS = {
-    "ingest": ("dynamodb", "s3", "dynamodb", "sqs"),  # the client's key, a large request, the row, the hint
+    # The client's key, the lane's depth, a large request, the row, the hint.
+    "ingest": ("dynamodb", "sqs", "s3", "dynamodb", "sqs"),
     "status": ("dynamodb", "dynamodb", "s3"),  # the client's key, the row, a large result
 }
 """What an endpoint asks of AWS for one request, one call after the other."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from backburner import http
 from backburner.documents import LINK_SECONDS
 from backburner.errors import PortUnavailable
-from backburner.models import Attempt, Client, Failure, Job, JobStatus, Notice, NoticeStatus, Payload, Usage
+from backburner.models import Attempt, Client, Failure, Job, JobStatus, Lane, Notice, NoticeStatus, Payload, Usage
 from tests.fakes.house import ALICE, BOB, House
 from tests.fakes.memory import START, FakeChance, MemoryClients, MemoryHints, MemoryStore
 
@@ -1068,3 +1068,12 @@ def test_error_texts_speak_of_json_and_not_of_python(desk: Desk) -> None:
     for body in (*bodies, '{"prompt":"a","max_tokens":' + "9" * 5_000 + "}"):
         text = desk.post(body).text
         assert not any(word in text for word in ("dict", "instance", "Lane", "sys.", "<", "Exceeds"))
+
+
+def test_a_full_lane_is_a_503_that_says_when_to_come_back(desk: Desk) -> None:
+    """With a code of its own: it is neither the client's mistake nor a passing trouble."""
+    desk.house.depths.said[Lane.BULK] = 12_345
+    reply = desk.post({"prompt": "a", "priority": "bulk"})
+    assert refused(reply, 503, "lane_full")["detail"] == "12345 jobs wait in the lane bulk, which takes 10000."
+    assert 60 <= int(reply.headers["retry-after"]) <= 900
+    assert desk.is_untouched

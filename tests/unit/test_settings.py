@@ -10,14 +10,21 @@ from backburner.settings import EndpointSettings, RepairSettings, Settings, Stat
 COMMON = {
     "JOBS_TABLE": "jobs",
     "PAYLOADS_BUCKET": "payloads",
+    "INTERACTIVE_QUEUE_URL": "https://sqs.test/interactive",
     "STANDARD_QUEUE_URL": "https://sqs.test/standard",
     "NOTIFICATIONS_QUEUE_URL": "https://sqs.test/notifications",
+    "BULK_QUEUE_URL": "https://sqs.test/bulk",
     "DEAD_LETTER_QUEUE_URL": "https://sqs.test/dead",
     "RETENTION_DAYS": "14",
     "MAX_ATTEMPTS": "3",
     "ON_UNKNOWN_OUTCOME": "retry",
 }
-ENDPOINT = COMMON | {"CLIENTS_TABLE": "clients", "DEFAULT_MODEL": "m-1", "DEFAULT_DEADLINE_SECONDS": "86400"}
+ENDPOINT = COMMON | {
+    "CLIENTS_TABLE": "clients",
+    "LANE_DEPTH_MAX": "10000",
+    "DEFAULT_MODEL": "m-1",
+    "DEFAULT_DEADLINE_SECONDS": "86400",
+}
 WORKER = COMMON | {
     "LIMITS_TABLE": "limits",
     "PROVIDER_SECRET_ARN": "arn:x",

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backburner.adapters.sqs import batch_handler, hint_body, parse_hint, parse_telling, telling_body
+from backburner.adapters.sqs import batch_handler, hint_body, lane_of, parse_hint, parse_telling, telling_body
 from backburner.errors import MalformedHint, MalformedTelling, PortUnavailable
-from backburner.models import SCHEMA_VERSION, Hint, Telling
+from backburner.models import SCHEMA_VERSION, Hint, Lane, Telling
 
 OF_VERSION_1 = {
     '{"job_id":"job_1","v":1}': Hint("job_1"),
@@ -159,30 +159,51 @@ def test_sqs_05_hints_are_run_together_and_those_that_failed_come_back() -> None
 
 def test_sqs_05_poison_is_rejected_and_does_not_come_back() -> None:
     """Once, with its body; its siblings run."""
-    rejected: list[str] = []
+    rejected: list[tuple[str, str]] = []
     ran: list[str] = []
 
     def run(hints: Mapping[str, Hint], _: Callable[[], float]) -> list[str]:
         ran.extend(hints)
         return []
 
-    handle = batch_handler(parse_hint, run, rejected.append)
+    handle = batch_handler(parse_hint, run, lambda *poison: rejected.append(poison))
     assert handle(_event("{not json", '{"job_id":"b"}', None, ""), Context()) == _failures()
-    assert rejected == ["{not json", "", ""]
+    assert rejected == [(body, "") for body in ("{not json", "", "")]
     assert ran == ["m-1"]
 
 
 def test_sqs_05_poison_comes_back_if_it_cannot_be_rejected() -> None:
     """Rather than vanish; three times, then the queue's redrive policy takes it."""
 
-    def refuse(_: str) -> None:
+    def refuse(_: str, _queue: str) -> None:
         raise PortUnavailable("AccessDenied")
 
     handle = batch_handler(parse_hint, lambda *_: ["m-1"], refuse)
     assert handle(_event("poison", '{"job_id":"b"}', "poison"), Context()) == _failures("m-0", "m-2", "m-1")
 
 
+URLS = {lane: f"https://sqs.eu-central-1.amazonaws.com/123456789012/backburner-{lane}" for lane in Lane}
+ARN = "arn:aws:sqs:eu-central-1:123456789012:{}".format
+
+
+@pytest.mark.parametrize(
+    ("arn", "lane"),
+    [
+        *((ARN(f"backburner-{lane}"), lane) for lane in Lane),
+        (ARN("another"), Lane.STANDARD),
+        ("", Lane.STANDARD),
+    ],
+)
+def test_poison_is_rejected_with_the_queue_that_it_came_from(arn: str, lane: Lane) -> None:
+    """Which is all there is to tell its lane by; a hint sent by hand names none."""
+    rejected: list[Lane] = []
+    event = _event("poison")
+    event["Records"][0]["eventSourceARN"] = arn
+    batch_handler(parse_hint, _never, lambda _, queue: rejected.append(lane_of(URLS, queue)))(event, Context())
+    assert rejected == [lane]
+
+
 @pytest.mark.parametrize("event", [{}, {"Records": []}, {"Records": None}, _event("poison")], ids=str)
 def test_sqs_05_without_hints_nothing_runs(event: dict[str, Any]) -> None:
     """No keeper thread, no pool."""
-    assert batch_handler(parse_hint, _never, lambda _: None)(event, Context()) == _failures()
+    assert batch_handler(parse_hint, _never, lambda *_: None)(event, Context()) == _failures()

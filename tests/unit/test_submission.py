@@ -10,13 +10,14 @@ from backburner.errors import (
     InvalidRequest,
     JobIsFinal,
     JobNotFound,
+    LaneFull,
     PortUnavailable,
     Unavailable,
 )
-from backburner.models import Hint, JobRequest, JobStatus
+from backburner.models import Hint, JobRequest, JobStatus, Lane
 from backburner.submission import job_id_for
 from tests.fakes.house import ALICE, BOB, House
-from tests.fakes.memory import MemoryHints
+from tests.fakes.memory import FakeChance, MemoryHints
 
 
 def test_an_accepted_job_is_stored_and_hinted_once() -> None:
@@ -201,3 +202,66 @@ def test_somebody_elses_job_cannot_be_cancelled() -> None:
     job = house.accept()
     with pytest.raises(JobNotFound):
         house.submission.cancel(BOB, job.job_id)
+
+
+# ── Lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("lane", Lane)
+def test_a_lane_takes_as_many_jobs_as_it_is_said_to(lane: Lane) -> None:
+    """At its depth it takes one more, beyond it none; the other lanes go on. The caller learns when to come back."""
+    house = House()
+    house.depths.said[lane] = house.submission.lane_depth_max
+    assert house.accept(priority=lane).ahead == house.submission.lane_depth_max
+    house.depths.said[lane] = house.submission.lane_depth_max + 1
+    with pytest.raises(LaneFull) as refused:
+        house.accept("k", priority=lane)
+    assert 60 <= (refused.value.retry_after_seconds or 0) <= 90
+    assert len(house.store.rows) == len(house.hints.sent) == 1
+    for other in set(Lane) - {lane}:
+        assert house.accept(priority=other).ahead == 0
+
+
+def test_a_large_request_for_a_full_lane_leaves_nothing_behind() -> None:
+    """It is refused before its text is stored."""
+    house = House()
+    house.depths.said[Lane.BULK] = 10**6
+    with pytest.raises(LaneFull):
+        house.accept(priority="bulk", prompt="a" * 200_000)
+    assert not house.payloads.texts
+
+
+def test_an_accepted_key_is_answered_though_its_lane_has_filled_up() -> None:
+    """A replay adds nothing to the lane. An expired row is no replay."""
+    house = House()
+    first = house.accept("k")
+    house.depths.said[Lane.STANDARD] = 10**6
+    again = house.submission.accept(ALICE, JobRequest(prompt="Name a river."), "k")
+    assert (again.replayed, again.job.job_id) == (True, first.job_id)
+    with pytest.raises(IdempotencyConflict):
+        house.accept("k", prompt="Name a lake.")
+    house.clock.time = first.expires_at * 1000
+    with pytest.raises(LaneFull):
+        house.accept("k")
+
+
+def test_a_lane_of_unknown_depth_takes_jobs() -> None:
+    """What cannot be read is no reason to refuse."""
+    house = House()
+    house.depths.said[Lane.STANDARD] = None
+    assert house.accept().ahead is None
+
+
+def test_the_time_to_come_back_grows_with_the_excess_within_bounds() -> None:
+    """One minute at the least, a quarter of an hour at the most, and not the same for everybody."""
+    house = House(chance=FakeChance(1))
+
+    def told(depth: int) -> int:
+        house.depths.said[Lane.STANDARD] = depth
+        with pytest.raises(LaneFull) as refused:
+            house.accept()
+        return refused.value.retry_after_seconds or 0
+
+    assert len({told(10_001) for _ in range(20)}) > 5
+    assert told(10_001) < told(15_000) <= told(10**9) == 900
+    assert min(told(10_001) for _ in range(100)) >= 60

@@ -47,23 +47,39 @@ class SystemChance:
         return "".join(secrets.choice(BASE32) for _ in range(26))
 
 
-def _lifecycle(settings: Common, *, patient: bool) -> Lifecycle:
-    """The life cycle over the AWS adapters; `patient` callers may wait for AWS, the accept path may not."""
+def _lanes(settings: Common) -> dict[Lane, str]:
+    """The URL of each lane's queue."""
+    return {
+        Lane.INTERACTIVE: settings.interactive_queue_url,
+        Lane.STANDARD: settings.standard_queue_url,
+        Lane.BULK: settings.bulk_queue_url,
+    }
+
+
+def _clients(*, patient: bool) -> Callable[[str], Any]:
+    """AWS clients by service, each made once: the first call of each costs a handshake, and its making 20 ms.
+
+    `patient` callers may wait for AWS, the accept path may not.
+    """
     from backburner.adapters.aws import client
+
+    # Patient is 9 s a call, so that a call that hangs does not let the leases of a batch (30 s) lapse.
+    seconds, tries = (2.0, 3) if patient else (1.0, 2)
+    return cache(lambda service: client(service, connect_seconds=1, read_seconds=seconds, tries=tries))
+
+
+def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
+    """The life cycle over the AWS adapters."""
     from backburner.adapters.dynamodb import JobsTable
     from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue
     from backburner.lifecycle import Lifecycle
     from backburner.observability import Logbook
 
-    # Patient is 9 s a call, so that a call that hangs does not let the leases of a batch (30 s) lapse.
-    seconds, tries = (2.0, 3) if patient else (1.5, 2)
-    sqs = client("sqs", connect_seconds=1, read_seconds=seconds, tries=tries)
-    dynamodb = client("dynamodb", connect_seconds=1, read_seconds=seconds, tries=tries)
     return Lifecycle(
-        store=JobsTable(dynamodb, settings.jobs_table),
-        hints=LaneQueues(sqs, {Lane.STANDARD: settings.standard_queue_url}),
-        dead_letters=DeadLetters(sqs, settings.dead_letter_queue_url),
-        notices=NoticesQueue(sqs, settings.notifications_queue_url),
+        store=JobsTable(aws("dynamodb"), settings.jobs_table),
+        hints=LaneQueues(aws("sqs"), _lanes(settings)),
+        dead_letters=DeadLetters(aws("sqs"), settings.dead_letter_queue_url),
+        notices=NoticesQueue(aws("sqs"), settings.notifications_queue_url),
         clock=SystemClock(),
         chance=SystemChance(),
         journal=Logbook(),
@@ -81,28 +97,26 @@ def _payloads(settings: Common) -> Any:
     def s3() -> Any:
         from backburner.adapters.aws import client
 
-        return client("s3", connect_seconds=1, read_seconds=5, tries=2)
+        return client("s3", connect_seconds=1, read_seconds=2.5, tries=2)
 
     return PayloadsBucket(s3, settings.payloads_bucket)
 
 
-def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, *, patient: bool) -> Limiter:
-    from backburner.adapters.aws import client
+def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Limiter:
     from backburner.adapters.limits import LimitsTable
     from backburner.limits import SlotLimiter
 
-    seconds, tries = (2.0, 3) if patient else (1.0, 2)
-    dynamodb = client("dynamodb", connect_seconds=1, read_seconds=seconds, tries=tries)
-    store = LimitsTable(dynamodb, settings.limits_table)
+    store = LimitsTable(aws("dynamodb"), settings.limits_table)
     return SlotLimiter(store, lifecycle.clock, lifecycle.chance, lifecycle.journal)
 
 
-def _submission(settings: EndpointSettings) -> Submission:
+def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submission:
+    from backburner.adapters.sqs import LaneDepths
     from backburner.pricing import PriceList
     from backburner.settings import StatusSettings
     from backburner.submission import Submission
 
-    lifecycle = _lifecycle(settings, patient=False)
+    lifecycle = _lifecycle(settings, aws)
     return Submission(
         store=lifecycle.store,
         payloads=_payloads(settings),
@@ -112,23 +126,24 @@ def _submission(settings: EndpointSettings) -> Submission:
         chance=lifecycle.chance,
         journal=lifecycle.journal,
         default_model=settings.default_model,
-        lanes=frozenset({Lane.STANDARD}),
+        lanes=frozenset(Lane),
+        depths=LaneDepths(aws("sqs"), _lanes(settings)),
+        lane_depth_max=settings.lane_depth_max,
         deadline_seconds=settings.default_deadline_seconds,
         retention_seconds=lifecycle.retention_seconds,
         background=settings.background_calls,
-        limiter=_limiter(settings, lifecycle, patient=False) if isinstance(settings, StatusSettings) else None,
+        limiter=_limiter(settings, lifecycle, aws) if isinstance(settings, StatusSettings) else None,
     )
 
 
 def _endpoint(build: Callable[..., Handler], settings: EndpointSettings) -> Handler:
-    from backburner.adapters.aws import client
     from backburner.adapters.dynamodb import ClientsTable
     from backburner.http import Doorkeeper
     from backburner.observability import Logbook
 
-    submission = _submission(settings)
-    clients = ClientsTable(client("dynamodb", connect_seconds=1, read_seconds=1.5, tries=2), settings.clients_table)
-    return build(submission, Doorkeeper(clients), Logbook())
+    aws = _clients(patient=False)
+    clients = ClientsTable(aws("dynamodb"), settings.clients_table)
+    return build(_submission(settings, aws), Doorkeeper(clients), Logbook())
 
 
 def ingest() -> Handler:
@@ -153,13 +168,14 @@ def worker() -> Handler:
 
     from backburner.adapters.aws import client
     from backburner.adapters.secrets import ProviderSecret
-    from backburner.adapters.sqs import batch_handler, parse_hint
+    from backburner.adapters.sqs import batch_handler, lane_of, parse_hint
     from backburner.execution import Execution, Leases
     from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import WorkerSettings
 
     settings = WorkerSettings.from_environment(os.environ)
-    lifecycle = _lifecycle(settings, patient=True)
+    aws = _clients(patient=True)
+    lifecycle = _lifecycle(settings, aws)
     secret = ProviderSecret(
         client("secretsmanager", connect_seconds=2, read_seconds=5, tries=3), settings.provider_secret_arn
     )
@@ -174,7 +190,7 @@ def worker() -> Handler:
         chance=lifecycle.chance,
         journal=lifecycle.journal,
         leases=Leases(lifecycle, lifecycle.clock, lifecycle.journal),
-        limiter=_limiter(settings, lifecycle, patient=True),
+        limiter=_limiter(settings, lifecycle, aws),
         default_model=settings.default_model,
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,
@@ -186,7 +202,10 @@ def worker() -> Handler:
         os._exit(0)  # the threads' calls are given up; waiting for them would outlast the grace period
 
     signal.signal(signal.SIGTERM, hand_back)
-    return batch_handler(parse_hint, execution.run_batch, lambda body: execution.reject(body, Lane.STANDARD))
+    lanes = _lanes(settings)
+    return batch_handler(
+        parse_hint, execution.run_batch, lambda body, queue: execution.reject(body, lane_of(lanes, queue))
+    )
 
 
 def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provider]:
@@ -233,7 +252,7 @@ def notifier() -> Handler:
     from backburner.settings import NotifierSettings
 
     settings = NotifierSettings.from_environment(os.environ)
-    lifecycle = _lifecycle(settings, patient=True)
+    lifecycle = _lifecycle(settings, _clients(patient=True))
     delivery = Delivery(
         store=lifecycle.store,
         lifecycle=lifecycle,
@@ -256,7 +275,7 @@ def repair() -> Handler:
     from backburner.settings import RepairSettings
 
     settings = RepairSettings.from_environment(os.environ)
-    lifecycle = _lifecycle(settings, patient=True)
+    lifecycle = _lifecycle(settings, _clients(patient=True))
     repairer = Repair(
         store=lifecycle.store,
         lifecycle=lifecycle,

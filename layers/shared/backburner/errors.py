@@ -40,10 +40,13 @@ class Refusal(BackburnerError):
     http_status: ClassVar[int] = 400
     retry_after_seconds: int | None = None
 
-    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, field: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
         super().__init__(message)
         self.field = field
         self.fields: tuple[tuple[str, str], ...] = ()
+        self.retry_after_seconds = retry_after_seconds or type(self).retry_after_seconds
 
 
 class InvalidRequest(Refusal):
@@ -115,6 +118,14 @@ class Unavailable(Refusal):
     http_status = 503
     retryable = True
     retry_after_seconds = 1
+
+
+class LaneFull(Refusal):
+    """So many jobs wait in this lane that yours would wait for very long. Send it again later."""
+
+    code = "lane_full"
+    http_status = 503
+    retryable = True
 
 
 # ── Ports that failed ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -461,6 +461,7 @@ class Job:
     background: whether the call may go on at the provider without us; handle: the provider's name for that call.
     metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
+    ahead: hints that waited in the lane when it was accepted, roughly; None: not known.
     """
 
     job_id: str
@@ -493,6 +494,7 @@ class Job:
     metadata: str | None = None
     targets: tuple[str, ...] = ()
     outbox: tuple[Notice, ...] = ()
+    ahead: int | None = None
 
     def has_expired(self, now: EpochMs) -> bool:
         """Whether the row counts as absent: TTL deletes late, so every reader asks this."""

@@ -151,6 +151,13 @@ class HintQueue(Protocol):
         """Queue a hint, to appear after at most 900 seconds."""
 
 
+class Depths(Protocol):
+    """How full the lanes are."""
+
+    def waiting(self, lane: Lane) -> int | None:
+        """Hints that could be received now, as of a few seconds ago; delayed ones are not counted. None: not known."""
+
+
 class DeadLetterQueue(Protocol):
     """The dead-letter queue."""
 

@@ -25,7 +25,9 @@ class Common(Settings):
 
     jobs_table: str
     payloads_bucket: str
+    interactive_queue_url: str
     standard_queue_url: str
+    bulk_queue_url: str
     dead_letter_queue_url: str
     notifications_queue_url: str
     retention_days: Annotated[int, Field(ge=1, le=365)]
@@ -37,6 +39,7 @@ class EndpointSettings(Common):
     """ingest: the HTTP endpoint."""
 
     clients_table: str
+    lane_depth_max: Annotated[int, Field(ge=1)]
     default_model: str
     default_deadline_seconds: Annotated[int, Field(ge=60, le=604_800)]
     background_calls: bool = False

@@ -12,17 +12,21 @@ from backburner.errors import (
     InvalidRequest,
     JobIsFinal,
     JobNotFound,
+    LaneFull,
     PortUnavailable,
     Unavailable,
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import Client, Job, JobRequest, JobStatus, Lane, Payload, canonical_json, fingerprint
-from backburner.ports import Catalogue, Chance, Clock, Conflict, JobStore, Journal, Limiter, PayloadStore
+from backburner.ports import Catalogue, Chance, Clock, Conflict, Depths, JobStore, Journal, Limiter, PayloadStore
 
 INLINE_BYTES_MAX = 100_000
 """A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
 KEPT_APART = frozenset({"metadata"})
 """Fields of a request that the row keeps beside it."""
+FULL_SECONDS = 60
+FULL_SECONDS_MAX = 900
+"""A full lane is worth another look after a minute, a lane of twice that depth after a quarter of an hour."""
 
 
 def job_id_for(client_id: str, idempotency_key: str) -> str:
@@ -52,6 +56,8 @@ class Submission:
     journal: Journal
     default_model: str
     lanes: frozenset[Lane]
+    depths: Depths
+    lane_depth_max: int = 10_000
     deadline_seconds: int = 86_400
     retention_seconds: int = 14 * 86_400
     background: bool = False
@@ -61,7 +67,7 @@ class Submission:
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
 
-        Raises InvalidRequest, IdempotencyConflict, or Unavailable when it is not known to be durable.
+        Raises InvalidRequest, IdempotencyConflict, LaneFull, or Unavailable when it is not known to be durable.
         """
         self._check(request)
         try:
@@ -70,8 +76,16 @@ class Submission:
             raise Unavailable from error
 
     def _accept(self, client: Client, request: JobRequest, idempotency_key: str | None) -> Accepted:
+        ahead = self.depths.waiting(request.lane)
+        # A lane of unknown depth takes jobs: whoever cannot read it now could not tell the caller when to come back.
+        if ahead is not None and ahead > self.lane_depth_max and not self._is_replay(client, idempotency_key):
+            self.journal.note("lane_full", client_id=client.client_id, lane=request.lane, ahead=ahead)
+            raise LaneFull(
+                f"{ahead} jobs wait in the lane {request.lane}, which takes {self.lane_depth_max}.",
+                retry_after_seconds=self._retry_after_seconds(ahead),
+            )
         stored = request.canonical(leave_out=KEPT_APART)
-        new = self._job(client, request, stored, idempotency_key)
+        new = self._job(client, request, stored, idempotency_key, ahead)
         if new.request.key is not None:
             self.payloads.put(new.request.key, stored)  # before the row, which must never point at nothing
         standing = self.store.add(new, self.clock.now())
@@ -86,6 +100,18 @@ class Submission:
                 self.lifecycle.resend(standing)  # its hint is known to be missing, or long unanswered
         self.journal.note("job_replayed", job_id=new.job_id, client_id=client.client_id, status=standing.status)
         return Accepted(standing, replayed=True)
+
+    def _is_replay(self, client: Client, idempotency_key: str | None) -> bool:
+        """Whether the key names a job already. Asked only where it matters: the put that follows tells it, too."""
+        if idempotency_key is None:
+            return False
+        standing = self.store.get(job_id_for(client.client_id, idempotency_key))
+        return standing is not None and not standing.has_expired(self.clock.now())
+
+    def _retry_after_seconds(self, ahead: int) -> int:
+        """A rough estimate that grows with the excess; with jitter, or all who were refused would be back at once."""
+        seconds = FULL_SECONDS + (FULL_SECONDS_MAX - FULL_SECONDS) * (ahead - self.lane_depth_max) / self.lane_depth_max
+        return min(FULL_SECONDS_MAX, round(self.chance.uniform(seconds, 1.5 * seconds)))
 
     def find(self, client: Client, job_id: str) -> Job:
         """The client's job. Raises JobNotFound, also for somebody else's and for an expired one."""
@@ -133,7 +159,9 @@ class Submission:
         if request.lane not in self.lanes:
             raise InvalidRequest(f"this deployment has no lane {request.lane}", field="priority")
 
-    def _job(self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None) -> Job:
+    def _job(
+        self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None, ahead: int | None
+    ) -> Job:
         now = self.clock.now()
         nonce = self.chance.name()
         job_id = f"job_{nonce}" if idempotency_key is None else job_id_for(client.client_id, idempotency_key)
@@ -156,4 +184,5 @@ class Submission:
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
             background=self.background if client.background is None else client.background,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
+            ahead=ahead,
         )

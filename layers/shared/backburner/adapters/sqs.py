@@ -6,12 +6,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cachetools import TTLCache
+
 from backburner.adapters.aws import translated
 from backburner.errors import BackburnerError, MalformedHint, MalformedTelling, PortUnavailable
 from backburner.models import SCHEMA_VERSION, DeadLetter, Hint, Lane, Telling, canonical_json
 
 BODY_CHARACTERS_MAX = 10_000
 """What is kept of a message that is no hint."""
+DEPTH_SECONDS = 10
+"""So long a depth once read is taken for the present one: it is approximate anyway, and a read is a round trip."""
 PEEK_SECONDS = 5
 """Letters just looked at are out of the operator's sight for so long, and no longer."""
 
@@ -75,12 +79,12 @@ def parse_telling(body: object) -> Telling:
 def batch_handler[T](
     parse: Callable[[object], T],
     run_batch: Callable[[Mapping[str, T], Callable[[], float]], list[str]],
-    reject: Callable[[str], None] | None = None,
+    reject: Callable[[str, str], None] | None = None,
 ) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
     """A Lambda handler for batches of messages that answers each on its own (ReportBatchItemFailures).
 
-    A message that `parse` calls malformed is rejected, once; it comes back only if even that failed. Without `reject`
-    it comes back until the queue's redrive policy takes it.
+    A message that `parse` calls malformed is rejected, once, with its body and the ARN of its queue; it comes back only
+    if even that failed. Without `reject` it comes back until the queue's redrive policy takes it.
     """
 
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def batch_handler[T](
                 try:
                     if reject is None:
                         raise PortUnavailable
-                    reject(str(record.get("body") or ""))
+                    reject(str(record.get("body") or ""), str(record.get("eventSourceARN") or ""))
                 except PortUnavailable:
                     failed.append(record["messageId"])
         if messages:
@@ -101,6 +105,12 @@ def batch_handler[T](
         return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
 
     return handle
+
+
+def lane_of(urls: Mapping[Lane, str], queue_arn: str) -> Lane:
+    """The lane whose queue has this ARN; the standard one where a hint came from elsewhere."""
+    name = queue_arn.rpartition(":")[2]  # URLs and ARNs both end in the queue's name
+    return next((lane for lane, url in urls.items() if url.rpartition("/")[2] == name), Lane.STANDARD)
 
 
 class LaneQueues:
@@ -137,6 +147,30 @@ class NoticesQueue:
                 DelaySeconds=delay_seconds,
                 MessageGroupId=client_id,
             )
+
+
+class LaneDepths:
+    """The depth of the lane queues, as ports.Depths. For one thread."""
+
+    def __init__(self, client: Any, urls: Mapping[Lane, str]) -> None:
+        self._client = client
+        self._urls = urls
+        self._known: TTLCache[Lane, int | None] = TTLCache(maxsize=len(Lane), ttl=DEPTH_SECONDS)
+
+    def waiting(self, lane: Lane) -> int | None:
+        """What SQS says, which is approximate; None, and for as long, where it could not be read."""
+        if lane not in self._known:
+            self._known[lane] = self._read(lane)
+        return self._known[lane]
+
+    def _read(self, lane: Lane) -> int | None:
+        name = "ApproximateNumberOfMessages"
+        try:
+            with translated():
+                reply = self._client.get_queue_attributes(QueueUrl=self._urls[lane], AttributeNames=[name])
+        except PortUnavailable:
+            return None
+        return int(reply["Attributes"][name])
 
 
 class DeadLetters:
