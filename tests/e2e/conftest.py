@@ -18,6 +18,8 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 WAIT_SECONDS = 60.0
+MODELS = ("gpt-5.4-mini", "gpt-5.4", "claude-haiku-4-5")
+"""Those that tests ask for."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Stack:
             return None if found["status"] in ("queued", "processing") else found
 
         return until(job, seconds, lambda: f"{job_id} has not ended: {self.job(job_id)}")
+
+    def limit(self, model: str, per_minute: int) -> None:
+        """Set a model's limits by its row, and forget what was learned and held."""
+        dimensions = ("requests", "tokens", "input_tokens", "output_tokens")
+        self.aws("dynamodb", resource=True).Table(self.outputs["LimitsTableName"]).put_item(
+            Item={"limit_id": f"model#{model}", **{f"{name}_per_minute": per_minute for name in dimensions}}
+        )
 
     def repair(self) -> None:
         """Let the repairer run now, as the schedule would within a minute."""
@@ -134,6 +143,13 @@ def stack() -> Stack:
 def fake() -> Fake:
     """The fake provider behind the stack."""
     return Fake(os.environ["BACKBURNER_FAKE_PROVIDER"])
+
+
+@pytest.fixture(autouse=True)
+def no_limits(stack: Stack) -> None:
+    """No test waits for what another has used up; those of the limits set their own."""
+    for model in MODELS:
+        stack.limit(model, 10**12)
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ def _kind(stack: Stack, function: str, arn: str) -> str:
     kinds = {
         f"table/{outputs['JobsTableName']}": "JobsTable",
         f"table/{outputs['ClientsTableName']}": "ClientsTable",
+        f"table/{outputs['LimitsTableName']}": "LimitsTable",
         outputs["PayloadsBucketName"]: "PayloadsBucket",
         **{outputs[f"{lane}QueueUrl"].rpartition("/")[2]: f"{lane}Queue" for lane in LANES},
         outputs["DeadLetterQueueUrl"].rpartition("/")[2]: "DeadLetterQueue",
@@ -162,9 +163,9 @@ class Scene:
     def parked(self, *steps: dict[str, Any], prompt: str = "", **fields: Any) -> str:
         """A job that its provider put off for long: queued, with no hint on its way. Later calls get the steps."""
         off = {
-            "status": 429,
+            "status": 503,
             "headers": {"retry-after": str(LATER_SECONDS)},
-            "body": {"error": {"code": "rate_limit_exceeded"}},
+            "body": {"error": {"message": "later"}},
         }
         self.fake.script(self.mark, off, *(steps or ({"text": "at last"},)))
         job_id: str = self.stack.submit(key=self.mark, prompt=self.mark + prompt, max_tokens=100_000, **fields)[
@@ -248,6 +249,26 @@ class Scene:
     def instant(self, job_id: str, name: str) -> int:
         """One of the row's, in epoch milliseconds."""
         return int(self.row(job_id)[name]["N"])
+
+    def holds_a_slot(self, job_id: str) -> None:
+        """Let the job hold a slot some minutes from now."""
+        slot = {"model": "gpt-5.4-mini", "start_at": time.time_ns() // 1_000_000 + 300_000, "input_tokens": 1,
+                "output_tokens": 1, "costs": {"requests": 1}, "guess": [1.0, 1.0]}  # fmt: skip
+        self.stack.aws("dynamodb").update_item(
+            TableName=self.stack.outputs["JobsTableName"],
+            Key={"job_id": {"S": job_id}},
+            UpdateExpression="SET slot = :slot",
+            ExpressionAttributeValues={":slot": {"S": json.dumps(slot)}},
+        )
+
+    def vacancies(self) -> list[int]:
+        """What the slots that were given back are worth in requests."""
+        row = self.stack.aws("dynamodb").get_item(
+            TableName=self.stack.outputs["LimitsTableName"],
+            Key={"limit_id": {"S": "model#gpt-5.4-mini"}},
+            ConsistentRead=True,
+        )["Item"]
+        return [vacancy["costs"]["requests"] for vacancy in json.loads(row["state"]["S"])["vacant"]]
 
     def is_due(self, job_id: str) -> bool:
         """Whether the row says that somebody must look at it."""
@@ -570,6 +591,40 @@ def a_large_result_is_kept(scene: Scene) -> None:
     scene.finish(job_id)
 
 
+def limits_are_read(scene: Scene) -> None:
+    """A worker that does not know a model's limits puts the job back at no cost; then it is answered."""
+    model = "gpt-5.6-luna"  # no other test asks for it, so no worker knows its limits
+    with scene.lacking():
+        job_id = scene.stack.submit(prompt=scene.mark, model=model)["job_id"]
+        until(lambda: scene.instant(job_id, "claims"), 30, lambda: "no worker took it")
+        until(lambda: scene.status(job_id) == "queued", 30, lambda: "not put back")
+        assert scene.fake.calls(scene.mark) == []
+    scene.finish(job_id)
+
+
+def a_slot_is_reserved(scene: Scene) -> None:
+    """The job is put back at no cost; then it is answered."""
+    with scene.lacking():
+        job_id = scene.stack.submit(prompt=scene.mark)["job_id"]
+        until(lambda: scene.instant(job_id, "claims"), 30, lambda: "no worker took it")
+        until(lambda: scene.status(job_id) == "queued", 30, lambda: "not put back")
+        assert scene.fake.calls(scene.mark) == []
+    scene.finish(job_id)
+
+
+def a_cancelled_jobs_slot_is_given_back(scene: Scene) -> None:
+    """Cancelled all the same, but nobody else gets the slot; then somebody does."""
+    for vacant in (False, True):
+        scene.stack.limit("gpt-5.4-mini", 10**12)
+        mark = replace(scene, mark=f"{scene.mark}-{vacant}")
+        mark.road()
+        job_id = mark.parked()
+        mark.holds_a_slot(job_id)
+        with nullcontext() if vacant else scene.lacking():
+            assert scene.stack.http().delete(f"/jobs/{job_id}").json()["status"] == "cancelled"
+        assert mark.vacancies() == ([1] if vacant else [])
+
+
 def an_overdue_job_is_moved_on(scene: Scene, lane: str = "standard") -> None:
     """The row stays due; then it is hinted and answered."""
     job_id = scene.parked(priority=lane)
@@ -727,6 +782,10 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("status", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_status,
     Grant("status", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_shown,
     Grant("status", "sqs:SendMessage", "NotificationsQueue"): a_cancellation_is_announced,
+    Grant("status", "dynamodb:GetItem", "LimitsTable"): a_cancelled_jobs_slot_is_given_back,
+    Grant("status", "dynamodb:UpdateItem", "LimitsTable"): a_cancelled_jobs_slot_is_given_back,
+    Grant("worker", "dynamodb:GetItem", "LimitsTable"): limits_are_read,
+    Grant("worker", "dynamodb:UpdateItem", "LimitsTable"): a_slot_is_reserved,
     # These two end the worker's processes; one after the other they cost two cold starts, apart three.
     Grant("worker", "dynamodb:GetItem", "JobsTable"): a_hint_is_passed_on_where_no_time_is_left,
     Grant("worker", "secretsmanager:GetSecretValue", "ProviderSecret"): a_fresh_worker_reads_the_provider_key,

@@ -181,7 +181,7 @@ class MemoryLimits:
         with self._lock:
             self.writes["replace"] += 1
             current = self.gauges.get(new.name)
-            if (old is None) != (current is None) or (old and current and old.revision != current.revision):
+            if (old.revision if old else 0) != (current.revision if current else 0):
                 raise Stale(current)
             if old is not None and current is not None:
                 if new.cursors == old.cursors:

@@ -561,7 +561,7 @@ class Limits:
     def state(self, model: str, name: str) -> tuple[int, int, float]:
         """The limit per minute, what remains of it, and the seconds until all is refilled."""
         if name not in self.rates:
-            generous = 10_000 if name == "requests" else 2_000_000
+            generous = 1_000_000 if name == "requests" else 2_000_000_000
             return generous, generous - 1, 60 / generous
         with self._lock:
             level, rate = self._level(model, name), self.rates[name]

@@ -35,6 +35,15 @@ def test_a_limit_is_set_changed_and_taken_back(table: tuple[Any, str]) -> None:
     assert (lines["tokens"].in_force, lines["tokens"].catalogue) == (7, model.limits.tokens)
 
 
+def test_a_limit_typed_into_the_table_can_be_changed(table: tuple[Any, str]) -> None:
+    """A row with one limit and nothing else."""
+    client, name = table
+    client.put_item(TableName=name, Item={"limit_id": {"S": f"model#{MINI}"}, "requests_per_minute": {"N": "7"}})
+    assert gauges(*table)[MINI].limits == Limits(requests=7)
+    assert change(*table, MINI, {"requests": None, "tokens": 5}, None).limits == Limits(tokens=5)
+    assert gauges(*table)[MINI].limits == Limits(tokens=5)
+
+
 def test_a_misspelt_model_is_refused(table: tuple[Any, str]) -> None:
     """Or a limit would be set that nobody heeds."""
     with pytest.raises(ValueError, match="mimi"):

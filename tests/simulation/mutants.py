@@ -130,6 +130,24 @@ MUTANTS = (
         "if not error.retryable or available_at >= job.deadline_at:",
     ),
     Mutant(
+        "waiting for the provider's limit uses up attempts",
+        "lifecycle.py",
+        'more: Patch = {"add_attempts": -1, "slot": slot, "place": place}',
+        'more: Patch = {"slot": slot, "place": place}',
+    ),
+    Mutant(
+        "a call refused for its rate is called again at once",
+        "limits.py",
+        "            self._revise(model, lambda gauge: _held(gauge, now, now + hold_ms))",
+        "            pass",
+    ),
+    Mutant(
+        "a parked job that no hint follows",
+        "execution.py",
+        "            self.lifecycle.park(lease.job, until, slot=slot, place=place)",
+        "            pass",
+    ),
+    Mutant(
         "revive a dead job for any straggler",
         "execution.py",
         "case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:",

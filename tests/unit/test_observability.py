@@ -12,12 +12,15 @@ CALL: dict[str, Any] = {
     "client_id": "alice",
     "model": "claude-haiku-4-5",
     "call_ms": 8_000,
+    "slot_wait_ms": 250,
     "first_token_ms": 700,
     "input_tokens": 1_000,
     "output_tokens": 20,
     "cached_tokens": 750,
     "cost_micro_usd": 425,
 }
+
+LIMITS = {Metric.PROVIDER_LIMIT, Metric.CONFIGURED_LIMIT}
 
 
 @pytest.fixture
@@ -41,7 +44,8 @@ def test_a_call_is_measured_by_model_and_by_client(capsys: pytest.CaptureFixture
     assert described["Namespace"] == NAMESPACE
     assert any("model" in dimensions for dimensions in described["Dimensions"])
     assert any("client" in dimensions for dimensions in described["Dimensions"])
-    assert {entry["Name"] for entry in described["Metrics"]} == set(Metric)
+    assert {entry["Name"] for entry in described["Metrics"]} == set(Metric) - LIMITS
+    assert line[Metric.SLOT_WAIT] == [250.0]
     assert line[Metric.CACHE_HIT_RATIO] == [75.0]
     assert line[Metric.COST] == [425.0]
     assert (line["model"], line["client"], line["job_id"]) == ("claude-haiku-4-5", "alice", "job_1")
@@ -52,7 +56,23 @@ def test_a_call_without_an_answer_is_counted_with_what_is_known(capsys: pytest.C
     """No usage, no cost, no ratio."""
     Logbook().note("call_ended", job_id="job_1", client_id="alice", model="m-1", call_ms=5, input_tokens=None)
     [line] = emitted(capsys)
-    assert {entry["Name"] for entry in line["_aws"]["CloudWatchMetrics"][0]["Metrics"]} == {"Calls", "CallDuration"}
+    assert {entry["Name"] for entry in line["_aws"]["CloudWatchMetrics"][0]["Metrics"]} == {
+        "Calls",
+        "CallDuration",
+        "SlotWait",
+    }
+
+
+@pytest.mark.usefixtures("service")
+def test_a_limit_that_differs_from_the_providers_word_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both figures, by model and dimension."""
+    noted = {"model": "m-1", "dimension": "requests", "configured": 60, "provider_limit": 30}
+    Logbook().note("limit_differs", **noted)
+    [line] = emitted(capsys)
+    [described] = line["_aws"]["CloudWatchMetrics"]
+    assert {entry["Name"] for entry in described["Metrics"]} == LIMITS
+    assert described["Dimensions"] == [["model", "dimension", "service"]]
+    assert (line[Metric.PROVIDER_LIMIT], line[Metric.CONFIGURED_LIMIT]) == ([30.0], [60.0])
 
 
 @pytest.mark.usefixtures("service")

@@ -12,7 +12,7 @@ NAMESPACE = "Backburner"
 
 
 class Metric(StrEnum):
-    """The metrics of a provider call, by model and by client."""
+    """The metrics of a provider call, by model and by client, and of a provider's limits, by model and dimension."""
 
     CALLS = "Calls"
     CALL_DURATION = "CallDuration"
@@ -22,6 +22,9 @@ class Metric(StrEnum):
     CACHED_TOKENS = "CachedTokens"
     CACHE_HIT_RATIO = "CacheHitRatio"
     COST = "CostMicroUsd"
+    SLOT_WAIT = "SlotWait"
+    PROVIDER_LIMIT = "ProviderLimit"
+    CONFIGURED_LIMIT = "ConfiguredLimit"
 
 
 @cache
@@ -39,6 +42,8 @@ class Logbook:
         logger().info(event, extra=given)
         if event == "call_ended":
             _measure(given)
+        elif event == "limit_differs":
+            _measure_limit(given)
 
 
 def _measure(call: dict[str, Any]) -> None:
@@ -51,6 +56,7 @@ def _measure(call: dict[str, Any]) -> None:
     metrics.add_metadata("job_id", call["job_id"])
     metrics.add_metric(Metric.CALLS, MetricUnit.Count, 1)
     metrics.add_metric(Metric.CALL_DURATION, MetricUnit.Milliseconds, call["call_ms"])
+    metrics.add_metric(Metric.SLOT_WAIT, MetricUnit.Milliseconds, call.get("slot_wait_ms", 0))
     if "first_token_ms" in call:
         metrics.add_metric(Metric.TIME_TO_FIRST_TOKEN, MetricUnit.Milliseconds, call["first_token_ms"])
     if "input_tokens" in call:
@@ -62,4 +68,16 @@ def _measure(call: dict[str, Any]) -> None:
         metrics.add_metric(Metric.CACHE_HIT_RATIO, MetricUnit.Percent, 100 * ratio)
     if "cost_micro_usd" in call:
         metrics.add_metric(Metric.COST, MetricUnit.Count, call["cost_micro_usd"])
+    metrics.flush_metrics()
+
+
+def _measure_limit(noted: dict[str, Any]) -> None:
+    """What the provider says it allows in a minute, next to what is configured."""
+    from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit  # noqa: PLC0415  30 ms that others need not pay
+
+    metrics = EphemeralMetrics(namespace=NAMESPACE)
+    metrics.add_dimension("model", noted["model"])
+    metrics.add_dimension("dimension", noted["dimension"])
+    metrics.add_metric(Metric.PROVIDER_LIMIT, MetricUnit.Count, noted["provider_limit"])
+    metrics.add_metric(Metric.CONFIGURED_LIMIT, MetricUnit.Count, noted["configured"])
     metrics.flush_metrics()

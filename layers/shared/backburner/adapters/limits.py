@@ -122,7 +122,7 @@ class LimitsTable:
     def replace(self, old: Gauge | None, new: Gauge) -> Gauge:
         """Write what differs, if what was read still stands. Raises Stale."""
         expression, before, after = _Expression(), item_of(old) if old is not None else {}, item_of(new)
-        if old is None:
+        if old is None or old.revision == 0:  # no row, or one that an operator has typed in
             conditions = [f"attribute_not_exists({expression.name('revision')})"]
         else:
             conditions = [f"{expression.name('revision')} = {expression.value({'N': str(old.revision)})}"]
