@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -84,7 +85,7 @@ def change(client: Any, table: str, model: str, limits: dict[str, int | None], b
             old,
             limits=Limits(**{**asdict(old.limits), **limits}),
             burst_ms=old.burst_ms if burst_ms is None else burst_ms,
-            revision=old.revision + 1,
+            revision=(old.revision or time.time_ns() // 1_000_000) + 1,
         )
         try:
             return store.replace(current, new)

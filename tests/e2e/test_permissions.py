@@ -443,6 +443,29 @@ def a_lanes_depth_is_seen(scene: Scene, lane: str) -> None:
     assert scene.knows_the_depth(lane)
 
 
+def a_waiting_jobs_position_is_told(scene: Scene, lane: str) -> None:
+    """As it was when the job was accepted; then as the lane is now, which is empty."""
+    job_id = scene.parked(priority=lane)
+    scene.stack.aws("dynamodb").update_item(
+        TableName=scene.stack.outputs["JobsTableName"],
+        Key={"job_id": {"S": job_id}},
+        UpdateExpression="SET claims = :none, ahead = :many",
+        ExpressionAttributeValues={":none": {"N": "0"}, ":many": {"N": "1000"}},
+    )
+
+    def told() -> int:
+        position: int = scene.stack.job(job_id)["position"]
+        return position
+
+    def position(expected: range) -> None:
+        until(lambda: told() in expected, 20, lambda: f"position {told()}")
+
+    with scene.lacking():
+        position(range(1001, 1002))
+    position(range(1, 1000))
+    assert scene.stack.http().delete(f"/jobs/{job_id}").json()["status"] == "cancelled"
+
+
 def a_request_is_hinted(scene: Scene, lane: str) -> None:
     """503, with the row due; then the repairer brings it to its end."""
     with scene.lacking():
@@ -769,6 +792,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
         for function, action, probe in (
             ("ingest", "sqs:SendMessage", a_request_is_hinted),
             ("ingest", "sqs:GetQueueAttributes", a_lanes_depth_is_seen),
+            ("status", "sqs:GetQueueAttributes", a_waiting_jobs_position_is_told),
             ("worker", "sqs:SendMessage", a_retry_is_hinted),
             ("repair", "sqs:SendMessage", an_overdue_job_is_moved_on),
         )

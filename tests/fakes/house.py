@@ -82,6 +82,7 @@ class House:
             journal=self.journal,
             attempts_max=self.attempts_max,
         )
+        self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
         self.submission = Submission(
             store=self.store,
             payloads=self.payloads,
@@ -93,8 +94,9 @@ class House:
             default_model="m-1",
             lanes=frozenset(Lane),
             depths=self.depths,
+            limiter=self.limiter,
+            at_once=dict.fromkeys(Lane, 10),
         )
-        self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
         self.leases = Leases(self.lifecycle, self.clock, self.journal)
         self.execution = Execution(
             lifecycle=self.lifecycle,

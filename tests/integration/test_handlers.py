@@ -106,7 +106,10 @@ def test_a_job_goes_all_the_way(stack: Stack, provider: FakeProvider, model: str
         "expires_at": expires_at,
         "metadata": {"order": 7},
     }
-    assert waiting.json == expected
+    outlook = {"position": waiting.json["position"], "estimated_start_at": waiting.json["estimated_start_at"]}
+    assert waiting.json == expected | outlook
+    assert outlook["position"] in (1, 2)  # SQS's count may have the job itself in it
+    assert 0 <= outlook["estimated_start_at"] - created_at <= 5
 
     assert stack.work() == 1
     done = stack.get(key, job_id).json

@@ -742,6 +742,8 @@ def test_a_queued_job_is_shown(desk: Desk) -> None:
             "created_at": START // 1000,
             "deadline_at": START // 1000 + 86_400,
             "expires_at": START // 1000 + 15 * 86_400,
+            "position": 1,
+            "estimated_start_at": START // 1000,
         },
     )
 

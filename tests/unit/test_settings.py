@@ -25,6 +25,13 @@ ENDPOINT = COMMON | {
     "DEFAULT_MODEL": "m-1",
     "DEFAULT_DEADLINE_SECONDS": "86400",
 }
+STATUS = ENDPOINT | {
+    "LIMITS_TABLE": "limits",
+    "DEFAULT_MAX_TOKENS": "1024",
+    "INTERACTIVE_CONCURRENCY": "2",
+    "STANDARD_CONCURRENCY": "3",
+    "BULK_CONCURRENCY": "2",
+}
 WORKER = COMMON | {
     "LIMITS_TABLE": "limits",
     "PROVIDER_SECRET_ARN": "arn:x",
@@ -34,7 +41,7 @@ WORKER = COMMON | {
 }
 ALL: list[tuple[type[Settings], dict[str, str]]] = [
     (EndpointSettings, ENDPOINT),
-    (StatusSettings, ENDPOINT | {"LIMITS_TABLE": "limits"}),
+    (StatusSettings, STATUS),
     (WorkerSettings, WORKER),
     (RepairSettings, COMMON),
 ]

@@ -14,10 +14,10 @@ from backburner.errors import (
     PortUnavailable,
     Unavailable,
 )
-from backburner.models import Hint, JobRequest, JobStatus, Lane
+from backburner.models import Gauge, Hint, JobRequest, JobStatus, Lane, Limits, Outlook, Payload
 from backburner.submission import job_id_for
 from tests.fakes.house import ALICE, BOB, House
-from tests.fakes.memory import FakeChance, MemoryHints
+from tests.fakes.memory import MODEL, FakeChance, MemoryCatalogue, MemoryHints
 
 
 def test_an_accepted_job_is_stored_and_hinted_once() -> None:
@@ -265,3 +265,73 @@ def test_the_time_to_come_back_grows_with_the_excess_within_bounds() -> None:
     assert len({told(10_001) for _ in range(20)}) > 5
     assert told(10_001) < told(15_000) <= told(10**9) == 900
     assert min(told(10_001) for _ in range(100)) >= 60
+
+
+# ── What a waiting job may expect ─────────────────────────────────────────────────────────────────────────────────────
+
+ONE_A_SECOND = replace(MODEL, limits=Limits(requests=60))
+
+
+def test_a_waiting_job_is_told_its_position_and_when_it_may_start() -> None:
+    """Thirty before it, at a call a second."""
+    house = House(catalogue=MemoryCatalogue(ONE_A_SECOND))
+    house.depths.said[Lane.STANDARD] = 30
+    job = house.accept()
+    outlook = house.submission.outlook(job)
+    assert outlook == Outlook(31, house.clock.now() + 30_000)
+    house.depths.said[Lane.STANDARD] = 4
+    outlook = house.submission.outlook(job)
+    assert outlook == Outlook(5, house.clock.now() + 4_000), "never more than wait now"
+    house.depths.said[Lane.STANDARD] = 400
+    outlook = house.submission.outlook(job)
+    assert outlook is not None
+    assert outlook.position == 31, "never more than were there before it"
+
+
+def test_without_limits_the_workers_set_the_pace() -> None:
+    """Ten at once, two seconds each as long as nothing is known: five a second."""
+    house = House()
+    house.depths.said[Lane.STANDARD] = 100
+    assert house.submission.outlook(house.accept()) == Outlook(101, house.clock.now() + 20_000)
+
+
+def test_a_parked_job_is_told_its_own_time() -> None:
+    """No position: it stands behind nobody."""
+    house = House(catalogue=MemoryCatalogue(ONE_A_SECOND))
+    now = house.clock.now()
+    house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 90_000) * 1000})
+    job = house.accept()
+    house.work()
+    parked = house.job(job.job_id)
+    assert parked.status is JobStatus.QUEUED
+    outlook = house.submission.outlook(parked)
+    assert outlook is not None
+    assert outlook.position is None
+    assert outlook.starts_at >= now + 84_000
+
+
+def test_a_job_that_does_not_wait_has_no_outlook() -> None:
+    """It has ended; or nothing is known."""
+    house = House()
+    job = house.accept()
+    house.work()
+    assert house.submission.outlook(house.job(job.job_id)) is None
+    waiting = house.accept("other")
+    assert replace(house.submission, limiter=None).outlook(waiting) is None
+    large = replace(waiting, request=Payload(None, "requests/large"))
+    assert house.submission.outlook(large) is None
+
+
+def test_a_cancelled_jobs_slot_goes_to_somebody_else() -> None:
+    """While its time has not come."""
+    house = House(catalogue=MemoryCatalogue(ONE_A_SECOND))
+    now = house.clock.now()
+    house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 30_000) * 1000})
+    job = house.accept(priority="interactive")
+    house.work()
+    held = house.job(job.job_id).slot
+    assert held is not None
+    house.submission.cancel(ALICE, job.job_id)
+    [vacancy] = house.limits.gauges["model#m-1"].vacant
+    assert vacancy.start_at == held.start_at
+    assert house.job(job.job_id).slot is None

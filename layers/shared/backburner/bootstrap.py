@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from backburner.settings import Common, EndpointSettings, NotifierSettings, StatusSettings, WorkerSettings
     from backburner.submission import Submission
 
+BATCH = 10
+"""Jobs of one worker invocation, as the template's event sources have it."""
 BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -117,6 +119,17 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
     from backburner.submission import Submission
 
     lifecycle = _lifecycle(settings, aws)
+    more: dict[str, Any] = {}
+    if isinstance(settings, StatusSettings):
+        more = {
+            "limiter": _limiter(settings, lifecycle, aws),
+            "default_max_tokens": settings.default_max_tokens,
+            "at_once": {
+                Lane.INTERACTIVE: settings.interactive_concurrency * BATCH,
+                Lane.STANDARD: settings.standard_concurrency * BATCH,
+                Lane.BULK: settings.bulk_concurrency * BATCH,
+            },
+        }
     return Submission(
         store=lifecycle.store,
         payloads=_payloads(settings),
@@ -132,7 +145,7 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
         deadline_seconds=settings.default_deadline_seconds,
         retention_seconds=lifecycle.retention_seconds,
         background=settings.background_calls,
-        limiter=_limiter(settings, lifecycle, aws) if isinstance(settings, StatusSettings) else None,
+        **more,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from backburner.errors import PayloadMissing
-from backburner.models import DEAD_LETTER, Attempt, EpochMs, Job, Usage
+from backburner.models import DEAD_LETTER, Attempt, EpochMs, Job, Outlook, Usage
 from backburner.ports import PayloadStore
 
 LINK_SECONDS = 900
@@ -23,13 +23,21 @@ def json_text(value: Any) -> str:
 
 
 def job_document(
-    job: Job, payloads: PayloadStore, *, fits: Callable[[str], bool], without: Collection[str] = ()
+    job: Job,
+    payloads: PayloadStore,
+    *,
+    fits: Callable[[str], bool],
+    without: Collection[str] = (),
+    outlook: Outlook | None = None,
 ) -> str:
     """A job as `GET /jobs/{id}` shows it, as JSON text, without the fields named.
 
+    outlook: what a waiting job may expect.
     fits: whether a text is small enough for the channel; a result that makes it too large becomes a link or a note.
     """
     document = job_summary(job) | _given(
+        position=outlook.position if outlook is not None else None,
+        estimated_start_at=_seconds(outlook.starts_at) if outlook is not None else None,
         metadata=None if job.metadata is None else json.loads(job.metadata),
         usage=_usage(job.usage),
         cost_usd=_usd(job.cost_micro_usd),

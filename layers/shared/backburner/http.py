@@ -198,7 +198,12 @@ def _shown_job(job: Job, submission: Submission) -> Response[str]:
     """The job as JSON text inside the JSON that Lambda sends."""
     return _json(
         200,
-        job_document(job, submission.payloads, fits=lambda text: len(json_text(text).encode()) <= REPLY_BYTES_MAX),
+        job_document(
+            job,
+            submission.payloads,
+            fits=lambda text: len(json_text(text).encode()) <= REPLY_BYTES_MAX,
+            outlook=submission.outlook(job),
+        ),
     )
 
 

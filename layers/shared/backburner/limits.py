@@ -290,6 +290,15 @@ class SlotLimiter:
                 except Stale as stale:
                     gauge = stale.current
 
+    def estimate(self, question: Question, *, ahead: int, at_once: int) -> EpochMs:
+        """When a job may start behind `ahead` others like it: they go at the limit's pace or as workers come free."""
+        now = self._clock.now()
+        gauge = self._gauge(question.model, fresh_ms=FRESH_MS)
+        costs = self._bill(gauge, question).costs
+        pace = max([*costs.values(), round(1000 * gauge.learned.call_ms / max(at_once, 1))])
+        ends = [gauge.cursors.get(name, 0) - burst_of(gauge, name) for name in costs]
+        return max([now, gauge.held_until, *(end // 1000 for end in ends)]) + ahead * pace // 1000
+
     # ── Learning ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, model: ModelInfo, slot: Slot, usage: Usage, *, call_ms: int, seen: Limits | None) -> None:
@@ -374,9 +383,12 @@ class SlotLimiter:
         return current
 
     def _write(self, old: Gauge, new: Gauge) -> Gauge:
-        """Write a gauge over the one that was read; the first write makes the row. Raises Stale."""
+        """Write a gauge over the one that was read; the first write makes the row. Raises Stale.
+
+        Revisions begin with the clock, so that those of a row made anew are none that somebody still remembers.
+        """
         if old.revision == 0:
-            return self._store.replace(None, replace(new, revision=1))
+            return self._store.replace(None, replace(new, revision=self._clock.now()))
         return self._store.replace(old, new)
 
     def _change(self, old: Gauge, new: Gauge) -> Gauge:

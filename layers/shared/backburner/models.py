@@ -518,6 +518,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a waiting job may expect. position: 1 for the next of its lane, at worst; None: not known."""
+
+    position: int | None
+    starts_at: EpochMs
+
+
+@dataclass(frozen=True, slots=True)
 class Hint:
     """A queue message: `job_id` may be worth looking at.
 

@@ -246,6 +246,9 @@ class Limiter(Protocol):
     def give_back(self, slot: Slot) -> None:
         """Leave a slot to others; without effect once its time has come."""
 
+    def estimate(self, question: Question, *, ahead: int, at_once: int) -> EpochMs:
+        """When a job may start that has so many like it before it, of which so many run at once. A rough guess."""
+
     def settle(self, model: ModelInfo, slot: Slot, usage: Usage, *, call_ms: int, seen: Limits | None) -> None:
         """Put the actual usage of a call that was answered in the place of the expected one."""
 

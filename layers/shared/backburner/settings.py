@@ -50,13 +50,16 @@ class StatusSettings(EndpointSettings):
     """status: the rest of the endpoint."""
 
     limits_table: str
+    default_max_tokens: Annotated[int, Field(ge=1, le=128_000)]
+    interactive_concurrency: Annotated[int, Field(ge=2)]
+    standard_concurrency: Annotated[int, Field(ge=2)]
+    bulk_concurrency: Annotated[int, Field(ge=2)]
 
 
 class WorkerSettings(Common):
     """worker."""
 
     limits_table: str
-
     provider_secret_arn: str
     openai_base_url: str = ""
     anthropic_base_url: str = ""

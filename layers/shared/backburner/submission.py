@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backburner.errors import (
     IdempotencyConflict,
@@ -17,7 +18,19 @@ from backburner.errors import (
     Unavailable,
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
-from backburner.models import Client, Job, JobRequest, JobStatus, Lane, Payload, canonical_json, fingerprint
+from backburner.models import (
+    Client,
+    Job,
+    JobRequest,
+    JobStatus,
+    Lane,
+    Message,
+    Outlook,
+    Payload,
+    Question,
+    canonical_json,
+    fingerprint,
+)
 from backburner.ports import Catalogue, Chance, Clock, Conflict, Depths, JobStore, Journal, Limiter, PayloadStore
 
 INLINE_BYTES_MAX = 100_000
@@ -62,7 +75,10 @@ class Submission:
     retention_seconds: int = 14 * 86_400
     background: bool = False
     limiter: Limiter | None = None
-    """Only where jobs are cancelled."""
+    """Only where jobs are shown and cancelled."""
+    default_max_tokens: int = 1024
+    at_once: Mapping[Lane, int] = field(default_factory=dict)
+    """Jobs of a lane that run at once at most."""
 
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
@@ -119,6 +135,47 @@ class Submission:
         if job is None or job.client_id != client.client_id or job.has_expired(self.clock.now()):
             raise JobNotFound
         return job
+
+    def outlook(self, job: Job) -> Outlook | None:
+        """How many jobs of its lane stand before a waiting job at most, and about when it may start.
+
+        Approximations: as many as stood before it when it was accepted, or as wait now if these are fewer; each taken
+        for a job like this one. None for a job that does not wait, or where what is needed cannot be read.
+        """
+        if job.status is not JobStatus.QUEUED or self.limiter is None:
+            return None
+        now = self.clock.now()
+        if job.slot is not None:
+            return Outlook(None, max(now, job.slot.start_at))
+        if job.claims > 0:  # a worker has had it: it waits for its turn or for a retry, not behind others
+            return Outlook(None, max(now, job.available_at, job.place or 0))
+        try:
+            waiting = self.depths.waiting(job.lane)
+            counts = [count for count in (job.ahead, waiting) if count is not None]
+            ahead = min(counts, default=0)
+            question = self._question(job)
+            starts_at = self.limiter.estimate(question, ahead=ahead, at_once=self.at_once.get(job.lane, 1))
+        except (PortUnavailable, LookupError):
+            return None
+        return Outlook(ahead + 1 if counts else None, max(starts_at, job.available_at))
+
+    def _question(self, job: Job) -> Question:
+        """What the provider will be asked, as far as its size goes.
+
+        Raises LookupError for a model now unknown, and for a request too large to be read for a guess.
+        """
+        if job.request.text is None:
+            raise LookupError(job.request.key)
+        request = JobRequest.model_validate(json.loads(job.request.text))
+        model = self.catalogue.find(request.model or self.default_model)
+        if model is None:
+            raise LookupError(request.model)
+        return Question(
+            model=model,
+            messages=tuple(request.messages or (Message(role="user", content=request.prompt or ""),)),
+            system_prompt=request.system_prompt,
+            max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
+        )
 
     def list(
         self, client: Client, status: JobStatus | None, cursor: str | None, limit: int
