@@ -142,12 +142,6 @@ MUTANTS = (
         "            pass",
     ),
     Mutant(
-        "a parked job that no hint follows",
-        "execution.py",
-        "            self.lifecycle.park(lease.job, until, slot=slot, place=place)",
-        "            pass",
-    ),
-    Mutant(
         "revive a dead job for any straggler",
         "execution.py",
         "case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:",

@@ -186,6 +186,7 @@ class Bills:
             outcome = world.outcome(job_id)
             if isinstance(outcome, RateLimited):  # refused: nothing was begun, and nothing is billed
                 run.calls -= 1
+                world.held_until = world.time + round(1000 * (outcome.retry_after_seconds or 0))
                 raise outcome
         claims = row.claims if row is not None else 0
         handle = handle_of(background)
@@ -244,6 +245,7 @@ class World:
         self.runs: dict[str, Run] = {}
         self.told: Counter[tuple[str, int, JobStatus]] = Counter()
         self.redriven = 0
+        self.held_until: EpochMs = 0
         self.going_on: dict[str, str | JobFailed] = {}
         self.frozen = False
         self.keeping: list[int] = []
@@ -400,6 +402,8 @@ class World:
         run = self.runs[job_id]
         must(row is not None and run.calls < row.attempts, "calls <= attempts")
         must(row is not None and row.status is JobStatus.PROCESSING, "only a job in processing is called for")
+        if not self.fate.struck:  # a strike may lose the note of a refusal
+            must(self.held_until <= self.time + SKEW_MS_MAX, "no call while the provider wants silence")
         if row is not None:
             must(row.available_at <= self.time + SKEW_MS_MAX, "no call before the provider's retry-after")
             must(row.deadline_at > (row.claimed_at or 0), "no attempt begins after the deadline")
