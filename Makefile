@@ -15,7 +15,7 @@ export SAM_CLI_TELEMETRY := 0
 export BACKBURNER_PYTHON ?= $(CURDIR)/$(DEV)/python
 export BACKBURNER_CACHE ?= $(CURDIR)/.local/cache/layers
 
-CODE := $(wildcard functions layers cli local tests bench)
+CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 

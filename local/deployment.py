@@ -137,13 +137,22 @@ def ensure(state: State, session: boto3.Session, emulator: Running, wanted: Mapp
     return Deployed(outputs=_outputs(session, endpoint_url), physical_ids=_physical_ids(session, endpoint_url))
 
 
-def api_url(outputs: Mapping[str, str], endpoint_url: str) -> str:
-    """Where the emulator serves the REST API whose address on AWS the template outputs."""
-    match = re.search(r"//([^./]+)\.execute-api\.[^/]+/([^/?]+)", outputs.get("ApiUrl", ""))
+def api_url(outputs: Mapping[str, str], endpoint_url: str, name: str = "ApiUrl") -> str:
+    """Where the emulator serves the API whose address on AWS the template outputs."""
+    address = outputs.get(name, "")
+    local = local_address(address, endpoint_url)
+    if local == address:
+        raise LocalError(f"The stack's output {name} is no API address: {address!r}")
+    return local
+
+
+def local_address(address: str, endpoint_url: str) -> str:
+    """The emulator's address (http or ws) for an API's on AWS (https or wss); any other text as it is."""
+    match = re.fullmatch(r"(http|ws)s://([^./]+)\.execute-api\.[^/]+/([^/?]+)", address)
     if match is None:
-        raise LocalError(f"The stack's output ApiUrl is no API address: {outputs.get('ApiUrl')!r}")
-    api_id, stage = match.groups()
-    return f"{endpoint_url}/_aws/execute-api/{api_id}/{stage}"
+        return address
+    scheme, api_id, stage = match.groups()
+    return f"{scheme}{endpoint_url.removeprefix('http')}/_aws/execute-api/{api_id}/{stage}"
 
 
 def _sam(state: State, name: str, arguments: list[str], env: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import boto3
 
-from local import template
+from local import deployment, template
 from local.emulator import CLIENT_CONFIG
 
 
@@ -71,12 +71,15 @@ def reapply_concurrency(session: boto3.Session, endpoint_url: str) -> None:
 
 
 def reapply_environment(session: boto3.Session, endpoint_url: str, physical_ids: Mapping[str, str]) -> None:
-    """Environment of a function: CloudFormation makes text of a number, the emulator cannot start the function."""
+    """Environment of a function: CloudFormation makes text of a number, the emulator cannot start the function.
+
+    And an address of one of the template's APIs is that on AWS, not the emulator's.
+    """
     functions = session.client("lambda", endpoint_url=endpoint_url, config=CLIENT_CONFIG)
     for logical_id in template.resources("AWS::Serverless::Function"):
         name = physical_ids[logical_id]
         configuration = functions.get_function_configuration(FunctionName=name)
         variables = configuration.get("Environment", {}).get("Variables", {})
-        texts = {key: str(value) for key, value in variables.items()}
+        texts = {key: deployment.local_address(str(value), endpoint_url) for key, value in variables.items()}
         if texts != variables:
             functions.update_function_configuration(FunctionName=name, Environment={"Variables": texts})

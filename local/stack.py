@@ -80,6 +80,7 @@ def up(state: State) -> dict[str, Any]:
             _check_api(state, api_url, api_key)
         stack = {
             "api_url": api_url,
+            "socket_url": deployment.api_url(deployed.outputs, endpoint_url, "SocketUrl"),
             "api_key": api_key,
             "endpoint_url": endpoint_url,
             "region": REGION,
@@ -168,6 +169,7 @@ def _write_shell_file(state: State, stack: dict[str, Any]) -> None:
     variables = {
         **deployment.shell_variables(stack["endpoint_url"]),
         "BACKBURNER_API_URL": stack["api_url"],
+        "BACKBURNER_SOCKET_URL": stack["socket_url"],
         "BACKBURNER_API_KEY": stack["api_key"],
         "BACKBURNER_STACK_NAME": stack["stack_name"],
         "BACKBURNER_STACK_FILE": str(state.stack_file),

@@ -27,6 +27,7 @@ class Stack:
     """The stack under test."""
 
     api_url: str
+    socket_url: str
     api_key: str
     endpoint_url: str
     region: str
@@ -136,7 +137,9 @@ def stack() -> Stack:
     if path is None:
         pytest.skip("run by make e2e")
     described = json.loads(Path(path).read_text())
-    return Stack(**{name: described[name] for name in ("api_url", "api_key", "endpoint_url", "region", "outputs")})
+    return Stack(
+        **{name: described[name] for name in ("api_url", "socket_url", "api_key", "endpoint_url", "region", "outputs")}
+    )
 
 
 @pytest.fixture(scope="session")

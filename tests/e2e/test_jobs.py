@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import httpx2
 import pytest
@@ -268,3 +269,17 @@ def test_no_prompt_answer_or_key_reaches_a_log(stack: Stack, fake: Fake, mark: s
     assert mark not in text
     assert stack.api_key not in text
     assert "fake-openai-key" not in text
+
+
+def test_a_waiting_request_is_answered_when_something_happens(stack: Stack, fake: Fake, mark: str) -> None:
+    """A slow job is followed to its end by as many requests as it has states, each answered soon after the change."""
+    fake.script(mark, {"text": "at last", "latency_seconds": 3})
+    job_id = stack.submit(prompt=mark)["job_id"]
+    states: list[str] = []
+    began = time.monotonic()
+    with stack.http() as http:
+        while not states or states[-1] in ("queued", "processing"):
+            states.append(http.get(f"/jobs/{job_id}", params={"wait": 20}).json()["status"])
+    assert states[-2:] == ["processing", "completed"][-len(states) :]
+    assert len(states) <= 2
+    assert 3 <= time.monotonic() - began < 8

@@ -20,15 +20,17 @@ from typing import Any, NamedTuple
 
 import boto3
 import pytest
+from websockets.exceptions import InvalidHandshake, InvalidMessage
 
 from backburner.delivery import JITTER, WAITS_SECONDS
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
+from tests.e2e.sockets import ask, connection, is_end, read
 from tests.fakes.emulated import function_processes, worker_processes
 
 pytestmark = pytest.mark.e2e
 
-FUNCTIONS = ("ingest", "status", "worker", "notifier", "repair")
+FUNCTIONS = ("ingest", "status", "websocket", "worker", "notifier", "repair")
 
 LANES = ("Interactive", "Standard", "Bulk")
 
@@ -101,6 +103,8 @@ def _kind(stack: Stack, function: str, arn: str) -> str:
     kinds = {
         f"table/{outputs['JobsTableName']}": "JobsTable",
         f"table/{outputs['ClientsTableName']}": "ClientsTable",
+        f"table/{outputs['ConnectionsTableName']}": "ConnectionsTable",
+        outputs["SocketUrl"].split("//")[1].split(".")[0]: "SocketApi",
         f"table/{outputs['LimitsTableName']}": "LimitsTable",
         outputs["PayloadsBucketName"]: "PayloadsBucket",
         **{outputs[f"{lane}QueueUrl"].rpartition("/")[2]: f"{lane}Queue" for lane in LANES},
@@ -198,6 +202,39 @@ class Scene:
     def is_tried(self, job_id: str) -> None:
         """Wait until it was to be told."""
         until(lambda: self.tries(job_id) > 0, 20, lambda: str(self.stack.job(job_id)))
+
+    def is_let_in(self, ticket: str | None = None) -> bool:
+        """Whether a WebSocket connection can be opened."""
+        try:
+            with connection(self.stack, ticket):
+                return True
+        except (InvalidHandshake, InvalidMessage):
+            return False
+
+    def telling(self, job_id: str) -> dict[str, Any]:
+        """How far the telling of the job's only target is."""
+        (told,) = self.stack.job(job_id)["deliveries"]
+        return dict(told)
+
+    def haunt(self, job_id: str) -> None:
+        """Let a connection that is gone follow the job."""
+        self.stack.aws("dynamodb").put_item(
+            TableName=self.stack.outputs["ConnectionsTableName"],
+            Item={
+                "pk": {"S": f"job#{job_id}"},
+                "sk": {"S": "a-ghost"},
+                "name": {"S": "s"},
+                "draft": {"N": "0"},
+                "position": {"N": "0"},
+                "expires_at": {"N": str(int(time.time()) + 600)},
+            },
+        )
+
+    def is_haunted(self, job_id: str) -> bool:
+        """Whether it still does."""
+        key = {"pk": {"S": f"job#{job_id}"}, "sk": {"S": "a-ghost"}}
+        table = self.stack.outputs["ConnectionsTableName"]
+        return "Item" in self.stack.aws("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
 
     def untold(self) -> str:
         """An ended job of whose target no message tells: by the worker of a probe, its last message is lost."""
@@ -374,8 +411,20 @@ class Scene:
         job_id: str = self.stack.submit(prompt=self.mark, priority=lane)["job_id"]
         assert self.stack.ended(job_id)["status"] == "completed"
         assert self.tell(job_id)  # there is nobody to tell
+        self.connect_by_hand()
         self.stack.repair()
         return job_id
+
+    def connect_by_hand(self) -> None:
+        """What API Gateway sends for a new connection, by way of Lambda: the emulator logs nothing of its own calls."""
+        event = {
+            "requestContext": {"routeKey": "$connect", "connectionId": f"by-hand-{self.mark}"},
+            "headers": {"x-api-key": self.stack.api_key},
+        }
+        reply = self.stack.aws("lambda").invoke(
+            FunctionName=_function_name(self.stack, "websocket"), Payload=json.dumps(event)
+        )
+        assert json.loads(reply["Payload"].read()) == {"statusCode": 200}
 
     def lines(self, function: str, began: int) -> list[str]:
         """What the function has logged since, in epoch milliseconds."""
@@ -732,6 +781,105 @@ def a_further_try_is_planned(scene: Scene) -> None:
     assert scene.tries(job_id) == 2
 
 
+# ── The WebSocket API ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_ticket_is_issued(scene: Scene) -> None:
+    """503; then 201."""
+    with scene.lacking():
+        assert scene.stack.http().post("/tickets").status_code == 503
+    assert scene.stack.http().post("/tickets").status_code == 201
+
+
+def a_connection_is_let_in(scene: Scene) -> None:
+    """Refused; then opened. By a client whom no warm function knows."""
+    client = scene.with_a_new_key()
+    with scene.lacking():
+        assert not client.is_let_in()
+    assert client.is_let_in()
+
+
+def a_ticket_is_used(scene: Scene) -> None:
+    """Refused, and the ticket is still good; then opened."""
+    ticket = scene.stack.http().post("/tickets").json()["ticket"]
+    with scene.lacking():
+        assert not scene.is_let_in(ticket)
+    assert scene.is_let_in(ticket)
+
+
+def a_message_is_answered(scene: Scene) -> None:
+    """With silence; then with a frame."""
+    with connection(scene.stack) as socket:
+        with scene.lacking():
+            ask(socket, action="ping")
+            with pytest.raises(TimeoutError):
+                socket.recv(timeout=3)
+        ask(socket, action="ping")
+        assert read(socket) == {"type": "pong"}
+
+
+def a_job_is_followed(scene: Scene) -> None:
+    """Unavailable; then its state."""
+    job_id = scene.parked()
+    with connection(scene.stack) as socket:
+        with scene.lacking():
+            ask(socket, action="subscribe", job_id=job_id)
+            assert read(socket)["problem"]["code"] == "unavailable"
+        ask(socket, action="subscribe", job_id=job_id)
+        assert read(socket)["job"]["status"] == "queued"
+    assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+
+
+def pieces_of_an_answer_are_told(scene: Scene) -> None:
+    """None while it is written, and the answer at its end all the same; then pieces."""
+    pieces = {}
+    with connection(scene.stack) as socket:
+        for lacking in (True, False):
+            scene.fake.script(f"{scene.mark} {lacking}", {"text": "piece " * 40, "chunk_delay_seconds": 0.1})
+            with scene.lacking() if lacking else nullcontext():
+                job_id = scene.stack.submit(prompt=f"{scene.mark} {lacking}", stream=True)["job_id"]
+                ask(socket, action="subscribe", job_id=job_id)
+                frames = [read(socket)]
+                while not is_end(frames[-1]):
+                    frames.append(read(socket))
+            pieces[lacking] = [frame["text"] for frame in frames if frame["type"] == "delta"]
+    assert not pieces[True]
+    assert pieces[False]
+
+
+def a_gone_listener_is_removed_while_an_answer_is_written(scene: Scene) -> None:
+    """It stays while the worker may not remove it; then it is gone before the job has ended."""
+    left = {}
+    for lacking in (True, False):
+        prompt = f"{scene.mark} {lacking}"
+        scene.fake.script(prompt, {"text": "piece " * 40, "chunk_delay_seconds": 0.2})
+        with scene.lacking() if lacking else nullcontext():
+            job_id = scene.stack.submit(prompt=prompt, stream=True)["job_id"]
+            scene.haunt(job_id)
+            until(partial(scene.fake.calls, prompt), 30, lambda: "the call did not begin")
+            time.sleep(2)  # some looks at who listens
+            assert scene.status(job_id) == "processing"
+            left[lacking] = scene.is_haunted(job_id)
+        scene.stack.ended(job_id)
+    assert left == {True: True, False: False}
+
+
+def the_end_is_told_to_listeners(scene: Scene) -> None:
+    """The telling fails, or is not known to have happened; then it is noted as done."""
+    with connection(scene.stack) as socket:
+        job_id = scene.parked(stream=True)
+        ask(socket, action="subscribe", job_id=job_id)
+        read(socket)
+        scene.haunt(job_id)
+        with scene.lacking():
+            assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+            until(lambda: scene.telling(job_id).get("last_error"), 20, lambda: str(scene.stack.job(job_id)))
+            assert scene.telling(job_id)["status"] == "pending"
+        until(lambda: scene.telling(job_id)["status"] == "delivered", 40, lambda: str(scene.stack.job(job_id)))
+        assert read(socket, is_end)["job"]["status"] == "cancelled"
+        assert not scene.is_haunted(job_id)
+
+
 # ── What goes well on the emulator alone ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -782,6 +930,8 @@ def a_missing_result_is_not_called_a_passing_trouble(scene: Scene) -> None:
 
 # ── The table ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+SOCKETS = "SocketApi/api/POST/@connections/*"
+
 PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("ingest", "dynamodb:PutItem", "JobsTable"): a_request_is_stored,
     Grant("ingest", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_hinted_by_a_replay,
@@ -806,6 +956,15 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("status", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_status,
     Grant("status", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_shown,
     Grant("status", "sqs:SendMessage", "NotificationsQueue"): a_cancellation_is_announced,
+    Grant("status", "dynamodb:PutItem", "ConnectionsTable"): a_ticket_is_issued,
+    Grant("websocket", "dynamodb:GetItem", "ClientsTable"): a_connection_is_let_in,
+    Grant("websocket", "dynamodb:PutItem", "ConnectionsTable"): a_connection_is_let_in,
+    Grant("websocket", "dynamodb:DeleteItem", "ConnectionsTable"): a_ticket_is_used,
+    Grant("websocket", "dynamodb:GetItem", "ConnectionsTable"): a_job_is_followed,
+    Grant("websocket", "dynamodb:UpdateItem", "ConnectionsTable"): a_job_is_followed,
+    Grant("websocket", "dynamodb:GetItem", "JobsTable"): a_job_is_followed,
+    Grant("websocket", "dynamodb:UpdateItem", "JobsTable"): a_job_is_followed,
+    Grant("websocket", "execute-api:ManageConnections", SOCKETS): a_message_is_answered,
     Grant("status", "dynamodb:GetItem", "LimitsTable"): a_cancelled_jobs_slot_is_given_back,
     Grant("status", "dynamodb:UpdateItem", "LimitsTable"): a_cancelled_jobs_slot_is_given_back,
     Grant("worker", "dynamodb:GetItem", "LimitsTable"): limits_are_read,
@@ -818,6 +977,9 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("worker", "sqs:SendMessage", "NotificationsQueue"): a_worker_announces_an_end,
     Grant("worker", "s3:GetObject", "PayloadsBucket/requests/*"): a_large_request_is_read,
     Grant("worker", "s3:PutObject", "PayloadsBucket/results/*"): a_large_result_is_kept,
+    Grant("worker", "dynamodb:Query", "ConnectionsTable"): pieces_of_an_answer_are_told,
+    Grant("worker", "execute-api:ManageConnections", SOCKETS): pieces_of_an_answer_are_told,
+    Grant("worker", "dynamodb:DeleteItem", "ConnectionsTable"): a_gone_listener_is_removed_while_an_answer_is_written,
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
@@ -828,6 +990,11 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("notifier", "dynamodb:GetItem", "JobsTable"): a_telling_is_made_and_noted,
     Grant("notifier", "dynamodb:UpdateItem", "JobsTable"): a_telling_is_made_and_noted,
     Grant("notifier", "sqs:SendMessage", "NotificationsQueue"): a_further_try_is_planned,
+    **{
+        Grant("notifier", action, "ConnectionsTable"): the_end_is_told_to_listeners
+        for action in ("dynamodb:Query", "dynamodb:UpdateItem", "dynamodb:DeleteItem")
+    },
+    Grant("notifier", "execute-api:ManageConnections", SOCKETS): the_end_is_told_to_listeners,
 }
 # What AWS asks for and the emulator does not, and what goes well without it all the same.
 NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
@@ -926,6 +1093,7 @@ def test_each_function_writes_to_its_own_log_group(stack: Stack, fake: Fake, mar
     for function, wanted in {
         "ingest": {"message": "job_accepted", "job_id": job_id},
         "status": {"message": "job_ended", "job_id": parked},
+        "websocket": {"message": "socket_opened", "client_id": "local"},
         "worker": {"message": "job_ended", "job_id": job_id},
         "notifier": {"message": "telling_dropped", "job_id": job_id},
         "repair": {"message": "repair_ran"},

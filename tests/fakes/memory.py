@@ -131,6 +131,7 @@ class MemoryStore:
                 guard.deadline_after is None or row.deadline_at > guard.deadline_after,
                 guard.unexpired_at is None or row.expires_at > guard.unexpired_at // 1000,
                 guard.outbox is None or row.outbox == guard.outbox,
+                guard.targets is None or row.targets == guard.targets,
             )
         )
 

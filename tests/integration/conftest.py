@@ -77,8 +77,8 @@ def empty(stack: Deployed) -> None:
     tables: Any = boto3.resource("dynamodb")
     for name, body in resources("AWS::DynamoDB::Table").items():
         table = tables.Table(stack.names[name])
-        [key] = [key["AttributeName"] for key in body["Properties"]["KeySchema"]]
-        rows = table.scan(ProjectionExpression="#k", ExpressionAttributeNames={"#k": key})["Items"]
+        keys = {f"#k{n}": key["AttributeName"] for n, key in enumerate(body["Properties"]["KeySchema"])}
+        rows = table.scan(ProjectionExpression=",".join(keys), ExpressionAttributeNames=keys)["Items"]
         with table.batch_writer() as writer:
             for row in rows:
                 writer.delete_item(Key=row)

@@ -19,6 +19,8 @@ from samtranslator.yaml_helper import yaml_parse
 ROOT = Path(__file__).resolve().parents[2]
 STACK = "backburner-test"
 STATEFUL = {"AWS::DynamoDB::Table", "AWS::SQS::Queue", "AWS::S3::Bucket"}
+APIS = ("AWS::Serverless::Api", "AWS::Serverless::WebSocketApi")
+"""Not made here; what names them gets a name of that shape."""
 SECRET = "AWS::SecretsManager::Secret"
 FUNCTION = "AWS::Serverless::Function"
 CREDENTIALS = {
@@ -53,6 +55,10 @@ class Deployed:
 
 def _with_refs(value: Any, known: Mapping[str, str]) -> Any:
     """The value with references to `known` logical ids (also to an attribute of theirs) replaced."""
+    if isinstance(value, dict) and isinstance(text := value.get("Fn::Sub"), str):
+        for name, stand_in in known.items():
+            text = text.replace(f"${{{name}}}", stand_in)
+        return {"Fn::Sub": text}
     if isinstance(value, dict):
         name = value.get("Ref") or next(iter(value.get("Fn::GetAtt", ())), "")
         if name in known:
@@ -82,12 +88,13 @@ def _switch_on_ttl(names: Mapping[str, str]) -> None:
 def deploy(**parameters: str) -> Deployed:
     """Make what the template declares, inside an active `mock_aws`."""
     secrets = _secrets()
+    known = secrets | {name: name.lower() for name in resources(*APIS)}
     shared = template()["Globals"]["Function"]["Environment"]["Variables"]
     outputs: dict[str, Any] = {}
     variables: list[tuple[str, str]] = []
     for function, body in resources(FUNCTION).items():
         for variable, value in {**shared, **body["Properties"]["Environment"]["Variables"]}.items():
-            outputs[f"Variable{len(variables)}"] = {"Value": _with_refs(value, secrets)}
+            outputs[f"Variable{len(variables)}"] = {"Value": _with_refs(value, known)}
             variables.append((function, variable))
     stateful = resources(*STATEFUL)
     outputs |= {f"Name{name}": {"Value": {"Ref": name}} for name in stateful}

@@ -124,6 +124,7 @@ GUARDED = a_job(
     deadline_at=300,
     expires_at=400,
     outbox=NOTICES,
+    targets=("webhook", "slack"),
 )
 GUARDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("status", {"statuses": QUEUED}, {"statuses": ANY - QUEUED}),
@@ -138,6 +139,8 @@ GUARDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("outbox in its order", {"outbox": NOTICES}, {"outbox": NOTICES[::-1]}),
     ("outbox that is not empty", {"outbox": NOTICES}, {"outbox": ()}),
     ("outbox in every field", {"outbox": NOTICES}, {"outbox": (replace(NOTICES[0], tries=1), NOTICES[1])}),
+    ("targets", {"targets": ("webhook", "slack")}, {"targets": ("webhook",)}),
+    ("targets that are there", {"targets": ("webhook", "slack")}, {"targets": ()}),
 ]
 
 
@@ -172,6 +175,14 @@ def test_a_row_that_nobody_need_look_at_is_never_due(store: JobStore, guard: dic
     store.add(replace(GUARDED, due_at=None), 0)
     with pytest.raises(Conflict):
         store.update("job_1", Guard(ANY, **guard), owner="o2")  # type: ignore[arg-type]
+
+
+def test_no_targets_can_be_asked_for(store: JobStore) -> None:
+    """Of a job that nobody is to be told of."""
+    store.add(replace(GUARDED, targets=()), 0)
+    store.update("job_1", Guard(ANY, targets=()), targets=("websocket",))
+    with pytest.raises(Conflict):
+        store.update("job_1", Guard(ANY, targets=()), owner="o2")
 
 
 def test_an_empty_outbox_can_be_asked_for(store: JobStore) -> None:
@@ -228,6 +239,8 @@ PATCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"error": None}, {"error": None}),
     ({"outbox": NOTICES}, {"outbox": NOTICES}),
     ({"outbox": ()}, {"outbox": ()}),
+    ({"targets": ("websocket",)}, {"targets": ("websocket",)}),
+    ({"targets": ()}, {"targets": ()}),
     ({"add_claims": 1}, {"claims": FULL.claims + 1}),
     ({"add_attempts": 2}, {"attempts": FULL.attempts + 2}),
     ({"append_log": (LINE,)}, {"log": (*FULL.log, LINE)}),
@@ -281,13 +294,14 @@ def updates(draw: st.DrawFn) -> tuple[Job, Guard, dict[str, Any]]:
         deadline_after=draw(near(row.deadline_at)),
         unexpired_at=draw(st.none() | st.sampled_from([row.expires_at * 1000 + shift for shift in (-1, 0, 1)])),
         outbox=draw(st.none() | st.just(row.outbox)),
+        targets=draw(st.none() | st.just(row.targets) | st.just(())),
     )
     possible: dict[str, st.SearchStrategy[Any]] = {
         "owner": jobs.texts, "available_at": jobs.instants, "deadline_at": jobs.instants, "expires_at": jobs.instants,
         "due_at": st.none() | jobs.instants, "claimed_at": st.none() | jobs.instants,
         "finished_at": st.none() | jobs.instants, "result": st.none() | jobs.payloads,
         "error": st.none() | jobs.failures, "outbox": jobs.outboxes, "add_claims": st.integers(0, 3),
-        "append_log": jobs.logs,
+        "append_log": jobs.logs, "targets": st.lists(jobs.texts, max_size=3).map(tuple),
     }  # fmt: skip
     patch = draw(st.fixed_dictionaries({"status": st.sampled_from(JobStatus)}, optional=possible))
     counting = draw(st.sampled_from([{}, {"attempts": 1}, {"add_attempts": 1}]))

@@ -65,6 +65,8 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
                 world.cancel(dice.choice(sorted(world.runs)), container=container)
             case 10 if dice.random() < 0.4:
                 world.redrive()
+            case 11 if world.runs and dice.random() < 0.3:
+                world.follow(dice.choice(sorted(world.runs)), container=container)
             case _:
                 world.pass_time(dice.choice((500, 5_000, 20_000, 61_000, 200_000, 1_000_000)))
 
@@ -95,6 +97,6 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
         calls=fate.calls,
         jobs=len(world.store.rows),
         struck=len(fate.struck),
-        told_twice=sum(times > 1 for times in world.told.values()),
+        told_twice=sum(times > len(world.store.rows[job].targets) for (job, *_), times in world.told.items()),
         paid_twice=sum(run.paid > 1 for run in world.runs.values()),
     )

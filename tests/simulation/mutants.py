@@ -214,6 +214,12 @@ MUTANTS = (
         '            "due_at": None,',
     ),
     Mutant(
+        "forget who began to follow the job while it was worked on",
+        "lifecycle.py",
+        "replace(guard, targets=job.targets),",
+        "guard,",
+    ),
+    Mutant(
         "discard the paid answer when its lease has lapsed",
         "lifecycle.py",
         "            Guard(_UNFINISHED, claims=job.claims),\n            JobStatus.COMPLETED,",

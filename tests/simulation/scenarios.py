@@ -59,6 +59,12 @@ def _cancelled_meanwhile(world: World, container: int, job_id: str) -> None:
         world.pass_time(11_000)
 
 
+def _followed_meanwhile(world: World, container: int, job_id: str) -> None:
+    with world.at_work(container):
+        world.follow(job_id, container=1)
+        world.follow(job_id, container=1)
+
+
 SCENARIOS = (
     Scenario("answered at once"),
     Scenario("answered at the second attempt", (Overloaded, "an answer")),
@@ -77,6 +83,8 @@ SCENARIOS = (
     Scenario("parked, and cancelled there", busy_ms=100_000, cancel_parked=True),
     Scenario("no slot before its deadline", busy_ms=100_000, deadline_seconds=30),
     Scenario("cancelled while it is worked on", thinking=_cancelled_meanwhile),
+    Scenario("followed while it is worked on", thinking=_followed_meanwhile),
+    Scenario("followed while it is worked on, and put back", (Overloaded, "an answer"), thinking=_followed_meanwhile),
     Scenario("not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3),
 )
 

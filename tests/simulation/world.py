@@ -25,6 +25,7 @@ from backburner.errors import (
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.models import (
     DEAD_LETTER,
+    WEBSOCKET,
     Answer,
     EpochMs,
     Hint,
@@ -150,6 +151,7 @@ class Run:
     answers: list[str] = field(default_factory=list)
     calling_until: EpochMs = 0
     cancelled: bool = False
+    followed: bool = False
 
 
 def handle_of(background: Background | None) -> str | None:
@@ -300,6 +302,15 @@ class World:
         must(row.status is JobStatus.CANCELLED, "a cancellation that was confirmed has happened")
         self.runs[job_id].cancelled = True
 
+    def follow(self, job_id: str, *, container: int = 0) -> None:
+        """The client follows the job over the WebSocket API, and wants to be told of its end."""
+        submission = self.containers[container].submission
+        try:
+            row = submission.follow(submission.find(ALICE, job_id))
+        except (Killed, BackburnerError):
+            return
+        self.runs[job_id].followed = self.runs[job_id].followed or not row.status.is_final
+
     def deliver(self, message: Message, *, container: int = 0, seconds_left: float = 290.0) -> None:
         """SQS delivers a message to a worker: gone if answered, back after its visibility timeout if not."""
         message.receives += 1
@@ -329,7 +340,7 @@ class World:
 
     def tell_again(self, job_id: str, *, container: int) -> None:
         """More messages for the same target arrive while it is being told: for this try, and for the next."""
-        tries = self.store.rows[job_id].outbox[-1].tries
+        tries = next(notice.tries for notice in self.store.rows[job_id].outbox if notice.target == self.targets[0])
         with suppress(Killed, PortUnavailable):
             self.containers[container].delivery.deliver(Telling(job_id, self.targets[0], tries - 1))
             self.containers[container].delivery.deliver(Telling(job_id, self.targets[0], tries))
@@ -378,6 +389,7 @@ class World:
         run = self.runs[before.job_id]
         must(after.claims in (before.claims, before.claims + 1), "the fencing token rises one by one")
         must(after.log[: len(before.log)] == before.log, "the receipt is only added to")
+        must(set(before.targets) <= set(after.targets), "no target is taken back")
         if before.status.is_final:
             if after.status is before.status:
                 must((after.result, after.error) == (before.result, before.error), "a final outcome never changes")
@@ -447,10 +459,10 @@ class World:
             must(not dead or any(b.hint and b.hint.died == row.claims for b in buried), "a dead job has its letter")
             if row.status is JobStatus.FAILED and row.error is not None and not dead:
                 must(row.error.code not in DEAD_CODES, "a dead job is an operator's business")
-            if self.targets:
-                times = self.told[(job_id, row.claims, row.status)]
-                must(times >= 1, "every target of a final job is told")
-                must(times == 1 or self._window(), "a target is told twice only if telling or noting was cut off")
+            must(not run.followed or WEBSOCKET in row.targets, "whoever was told that a job goes on is a target")
+            times, targets = self.told[(job_id, row.claims, row.status)], len(row.targets)
+            must(times >= targets, "every target of a final job is told")
+            must(times == targets or self._window(), "a target is told twice only if telling or noting was cut off")
 
     def _window(self) -> bool:
         """Whether misfortune fell into the documented window: between the telling of a target and the note of it."""

@@ -16,6 +16,7 @@ OUTPUTS = {
     "BulkQueueUrl", "DeadLetterQueueUrl",
     "ProviderSecretArn", "AlarmTopicArn", "IngestFunctionName", "StatusFunctionName", "WorkerFunctionName",
     "RepairFunctionName", "NotifierFunctionName", "NotificationsQueueUrl", "NotificationsDeadLetterQueueUrl",
+    "SocketUrl", "ConnectionsTableName", "WebsocketFunctionName",
 }  # fmt: skip
 """What scripts and documents read; a name once given stays."""
 ENVIRONMENTS = {"default": "backburner", "prod": "backburner-prod", "local": "backburner-local"}

@@ -11,12 +11,13 @@ from tests.fakes.house import House
 from tests.template.resolved import Edit, Template, drop, mentioned, of_type, put, shipped, source
 
 TABLE, BUCKET = "AWS::DynamoDB::Table", "AWS::S3::Bucket"
-EXPIRING = ("JobsTable", "LimitsTable")
+EXPIRING = ("JobsTable", "LimitsTable", "ConnectionsTable")
 """Tables whose rows end by themselves."""
 KEYS = {
     "JobsTable": {"": ["job_id"], DUE_INDEX: ["due_shard", "due_at"], CLIENT_INDEX: ["client_id", "created_at"]},
     "ClientsTable": {"": ["key_hash"]},
     "LimitsTable": {"": ["limit_id"]},
+    "ConnectionsTable": {"": ["pk", "sk"]},
 }
 """What the adapters look rows up by: in the table itself ("") and in its indexes."""
 DAY = 86_400

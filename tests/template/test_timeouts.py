@@ -38,6 +38,8 @@ CALLS = {
     # The client's key, the lane's depth, a large request, the row, the hint.
     "ingest": ("dynamodb", "sqs", "s3", "dynamodb", "sqs"),
     "status": ("dynamodb", "dynamodb", "s3"),  # the client's key, the row, a large result
+    # whose connection, the row, the connection's list, the subscription, the row again; the answer
+    "websocket": (*["dynamodb"] * 5, "apigatewaymanagementapi"),
 }
 """What an endpoint asks of AWS for one request, one call after the other."""
 
@@ -143,7 +145,8 @@ RULES = [visibility, call, gateway, aws_calls, retention, window, loss, look_ahe
 
 def _endpoint_timeouts(template: Template) -> dict[str, int]:
     permissions = of_type(template, "AWS::Lambda::Permission").values()
-    names = {referred(p["FunctionName"]) for p in permissions if p["Principal"] == "apigateway.amazonaws.com"}
+    called = [p["FunctionName"] for p in permissions if p["Principal"] == "apigateway.amazonaws.com"]
+    names = {referred(function) or referred(function, "Arn") for function in called}
     return {name: timeout_seconds(functions(template)[name]) for name in sorted(names)}
 
 
@@ -155,11 +158,11 @@ def timeout_seconds(function: dict[str, Any]) -> int:
 def _call_seconds(builder: Any, variables: dict[str, str]) -> dict[str, float]:
     """How long one call of each service may take, with its retries, by the clients that a function makes.
 
-    The S3 client among them, which is made late. Of several clients of one service, the slowest counts.
+    Those among them, too, that are made late. Of several clients of one service, the slowest counts.
     """
     worst: dict[str, float] = {}
 
-    def client(service: str, config: Any) -> Any:
+    def client(service: str, config: Any, **_: Any) -> Any:
         seconds = config.retries["total_max_attempts"] * (config.connect_timeout + config.read_timeout)
         worst[service] = max(seconds, worst.get(service, 0.0))
         return MagicMock()
@@ -167,6 +170,7 @@ def _call_seconds(builder: Any, variables: dict[str, str]) -> dict[str, float]:
     with (
         patch("boto3.client", client),
         patch("backburner.adapters.s3.PayloadsBucket", lambda s3, _bucket: s3()),
+        patch("backburner.adapters.sockets.ApiGatewaySockets", lambda management: management()),
         patch.dict("os.environ", variables),
     ):
         builder()

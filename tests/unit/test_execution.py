@@ -1,7 +1,8 @@
 """Running jobs."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -446,8 +447,9 @@ def test_the_pieces_of_an_answer_go_to_whoever_listens() -> None:
     heard: list[tuple[str, str]] = []
 
     class Listeners:
-        def listener(self, job: Job) -> Callable[[str], None] | None:
-            return (lambda text: heard.append((job.job_id, text))) if job.job_id == first.job_id else None
+        @contextmanager
+        def listening(self, job: Job) -> Iterator[Callable[[str], None] | None]:
+            yield (lambda text: heard.append((job.job_id, text))) if job.job_id == first.job_id else None
 
     first, _second = house.accept(), house.accept()
     house.execution = replace(house.execution, deltas=Listeners())

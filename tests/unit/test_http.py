@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backburner import http
-from backburner.documents import LINK_SECONDS
-from backburner.errors import PortUnavailable
+from backburner import documents, http
+from backburner.errors import Overloaded, PortUnavailable
 from backburner.models import Attempt, Client, Failure, Job, JobStatus, Lane, Notice, NoticeStatus, Payload, Usage
 from tests.fakes.house import ALICE, BOB, House
 from tests.fakes.memory import START, FakeChance, MemoryClients, MemoryHints, MemoryStore
+from tests.fakes.sockets import MemoryConnections
 
 KEY, OTHER_KEY = "bb_alice-0001", "bb_bob-0002"
 JSON = {"Content-Type": "application/json"}
@@ -71,6 +71,19 @@ def gateway_event(method: str, path: str, headers: Any = None, body: Any = None,
 
 
 @dataclass
+class Context:
+    """Lambda's: 28 seconds from now on, by the house's clock."""
+
+    house: House
+
+    def __post_init__(self) -> None:
+        self._ends_at = self.house.clock.now() + 28_000
+
+    def get_remaining_time_in_millis(self) -> int:
+        return self._ends_at - self.house.clock.now()
+
+
+@dataclass
 class Desk:
     """Both handlers over one house."""
 
@@ -78,9 +91,11 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.clients = MemoryClients({_hash(KEY): ALICE, _hash(OTHER_KEY): BOB})
+        self.connections = MemoryConnections(lambda: self.house.clock.now() // 1000)
+        office = http.TicketOffice(self.connections, self.house.clock, self.house.chance, "wss://sockets.example.test")
         arguments = (self.house.submission, http.Doorkeeper(self.clients), self.house.journal)
         self.ingest = http.ingest_handler(*arguments)
-        self.status = http.status_handler(*arguments)
+        self.status = http.status_handler(*arguments, office, long_poll_seconds=20)
 
     def post(self, body: Any, headers: dict[str, Any] | None = None, **more: Any) -> Reply:
         """POST /jobs; a value that is no text is written as JSON."""
@@ -91,7 +106,7 @@ class Desk:
     def ask(self, method: str, path: str, headers: dict[str, Any] | None = None, **more: Any) -> Reply:
         """Anything else."""
         given = {"Authorization": f"Bearer {KEY}"} if headers is None else headers
-        return reply_of(self.status(gateway_event(method, path, given, **more), None))
+        return reply_of(self.status(gateway_event(method, path, given, **more), Context(self.house)))
 
     @property
     def is_untouched(self) -> bool:
@@ -626,7 +641,7 @@ def test_an_odd_gateway_event_is_never_a_500(desk: Desk, odd: dict[str, Any], mi
         event = gateway_event(method, path, headers, '{"prompt":"a"}') | odd
         for name in [name for name, value in odd.items() if missing and value is None]:
             del event[name]
-        assert reply_of(handler(event, None)).status < 500
+        assert reply_of(handler(event, Context(desk.house))).status < 500
     assert desk.house.journal.named("request_failed") == []
 
 
@@ -816,14 +831,14 @@ def test_a_result_too_large_for_lambdas_reply_becomes_a_link(desk: Desk, letter:
         result = json.dumps({"text": letter * (count // len(letter.encode()))}, ensure_ascii=False)
         desk.house.payloads.texts["results/x"] = result
         job = stored(desk, status=JobStatus.COMPLETED, result=Payload(None, "results/x"))
-        answer = desk.status(gateway_event("GET", f"/jobs/{job.job_id}", {"x-api-key": KEY}), None)
+        answer = desk.status(gateway_event("GET", f"/jobs/{job.job_id}", {"x-api-key": KEY}), Context(desk.house))
         assert len(json.dumps(answer, ensure_ascii=False).encode()) <= lambda_bytes_max
         shown = reply_of(answer).json
         linked.append("result_url" in shown)
         assert linked[-1] is ("result" not in shown)
         if linked[-1]:
-            assert shown["result_url"] == f"https://payloads.example.test/results/x?seconds={LINK_SECONDS}"
-            assert str(LINK_SECONDS) in shown["result_note"]
+            assert shown["result_url"] == f"https://payloads.example.test/results/x?seconds={documents.LINK_SECONDS}"
+            assert str(documents.LINK_SECONDS) in shown["result_note"]
     assert linked == sorted(linked)
     assert (linked[0], linked[-1]) == (False, True)
 
@@ -1079,3 +1094,131 @@ def test_a_full_lane_is_a_503_that_says_when_to_come_back(desk: Desk) -> None:
     assert refused(reply, 503, "lane_full")["detail"] == "12345 jobs wait in the lane bulk, which takes 10000."
     assert 60 <= int(reply.headers["retry-after"]) <= 900
     assert desk.is_untouched
+
+
+# ── Tickets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_ticket_is_issued_to_its_client_for_a_minute(desk: Desk) -> None:
+    """With the address to use it at; no cache may keep it."""
+    reply = desk.ask("POST", "/tickets")
+    assert reply.status == 201
+    assert reply.headers["cache-control"] == "no-store"
+    assert set(reply.json) == {"ticket", "expires_at", "socket_url"}
+    assert reply.json["socket_url"] == "wss://sockets.example.test"
+    assert reply.json["expires_at"] == START // 1000 + 60
+    assert desk.connections.redeem(reply.json["ticket"]) == "alice"
+    assert desk.ask("POST", "/tickets").json["ticket"] != reply.json["ticket"]
+
+
+def test_nobody_gets_a_ticket_without_a_key(desk: Desk) -> None:
+    """401, and the path has one method only."""
+    refused(desk.ask("POST", "/tickets", {}), 401, "unauthorized")
+    reply = desk.ask("GET", "/tickets")
+    refused(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+
+
+# ── Waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _waiting(desk: Desk, happens: Callable[[int], object]) -> tuple[list[float], Callable[..., Reply]]:
+    """Let something happen at each pause of a waiting request; the pauses, and a way to ask."""
+    pauses: list[float] = []
+    sleep = desk.house.clock.sleep
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        pauses.append(seconds)
+        happens(len(pauses))
+
+    desk.house.clock.sleep = slept  # type: ignore[method-assign]
+    job = desk.house.accept()
+
+    def ask(wait: str = "20") -> Reply:
+        return desk.ask("GET", f"/jobs/{job.job_id}", queryStringParameters={"wait": wait})
+
+    return pauses, ask
+
+
+def test_a_waiting_request_is_answered_as_soon_as_the_job_ends(desk: Desk) -> None:
+    """With the result."""
+    pauses, ask = _waiting(desk, lambda count: desk.house.work() if count == 3 else None)
+    reply = ask()
+    assert (reply.json["status"], reply.json["result"]["text"]) == ("completed", "an answer")
+    assert pauses == [0.25, 0.375, 0.5625]
+    assert ask().json["status"] == "completed"
+    assert len(pauses) == 3
+
+
+def test_a_waiting_request_is_answered_when_the_job_is_taken_or_put_back(desk: Desk) -> None:
+    """Also if it waits again by the next look, after another attempt."""
+    desk.house.provider.script = [Overloaded()]  # type: ignore[attr-defined]
+    pauses, ask = _waiting(desk, lambda count: desk.house.work() if count == 2 else None)
+    assert ask().json["status"] == "queued"
+    assert len(pauses) == 2
+
+
+def test_a_request_waits_no_longer_than_it_asked(desk: Desk) -> None:
+    """And asks the store about once a second in the end."""
+    pauses, ask = _waiting(desk, lambda _: None)
+    assert ask("20").json["status"] == "queued"
+    assert sum(pauses) == pytest.approx(20, abs=0.01)
+    assert len(pauses) <= 25
+    pauses.clear()
+    assert ask("0").json["status"] == "queued"
+    assert pauses == []
+
+
+def test_a_deployment_may_allow_less_waiting_or_none(desk: Desk) -> None:
+    """A waiting request holds a concurrent execution that a small account may need for its workers."""
+    office = http.TicketOffice(desk.connections, desk.house.clock, desk.house.chance, "wss://x")
+    desk.status = http.status_handler(
+        desk.house.submission, http.Doorkeeper(desk.clients), desk.house.journal, office, long_poll_seconds=0
+    )
+    pauses, ask = _waiting(desk, lambda _: None)
+    assert ask().status == 200
+    assert pauses == []
+
+
+@pytest.mark.parametrize("wait", ["-1", "21", "1.5", "ten", "", " 5", "٣", "999999"])
+def test_a_wrong_wait_is_refused_by_name(desk: Desk, wait: str) -> None:
+    """Rather than understood as something else."""
+    _, ask = _waiting(desk, lambda _: None)
+    refused(ask(wait), 400, "invalid_request", "wait")
+
+
+@pytest.mark.parametrize("look_ms", range(1_000, 5_001, 250))
+def test_a_slow_store_does_not_keep_a_waiting_request_beyond_the_gateways_time(desk: Desk, look_ms: int) -> None:
+    """However long each look takes; five seconds is the most."""
+    find, get = desk.clients.find, desk.house.store.get
+
+    def slow[T](look: Callable[[str], T]) -> Callable[[str], T]:
+        def slowly(name: str) -> T:
+            desk.house.clock.time += look_ms
+            return look(name)
+
+        return slowly
+
+    _, ask = _waiting(desk, lambda _: None)
+    desk.clients.find, desk.house.store.get = slow(find), slow(get)  # type: ignore[method-assign, assignment]
+    assert ask().status == 200
+    assert desk.house.clock.now() - START <= 28_000
+
+
+def test_after_a_long_wait_a_result_beside_the_row_is_linked_to(desk: Desk) -> None:
+    """There may be no time left to read it."""
+    desk.house.payloads.texts["results/x"] = '{"text":"large"}'
+    ended = {"status": JobStatus.COMPLETED, "result": Payload(None, "results/x")}
+
+    def happens(count: int) -> None:
+        if count == 20:
+            desk.house.clock.time += 3_000  # a slow look
+            (row,) = desk.house.store.rows.values()
+            desk.house.store.rows[row.job_id] = replace(row, **ended)
+
+    _, ask = _waiting(desk, happens)
+    shown = ask().json
+    assert "result" not in shown
+    assert shown["result_url"].startswith("https://payloads.example.test/results/x")
+    assert ask().json["result"] == {"text": "large"}

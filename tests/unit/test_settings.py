@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from backburner.settings import EndpointSettings, RepairSettings, Settings, StatusSettings, WorkerSettings
+from backburner.settings import (
+    EndpointSettings,
+    NotifierSettings,
+    RepairSettings,
+    Settings,
+    StatusSettings,
+    WebsocketSettings,
+    WorkerSettings,
+)
 
 COMMON = {
     "JOBS_TABLE": "jobs",
@@ -25,14 +33,20 @@ ENDPOINT = COMMON | {
     "DEFAULT_MODEL": "m-1",
     "DEFAULT_DEADLINE_SECONDS": "86400",
 }
-STATUS = ENDPOINT | {
+SOCKETS = {"CONNECTIONS_TABLE": "connections", "SOCKETS_URL": "https://sockets.test/api"}
+STATUS = {
+    **ENDPOINT,
+    **SOCKETS,
+    "LONG_POLL_SECONDS": "20",
     "LIMITS_TABLE": "limits",
     "DEFAULT_MAX_TOKENS": "1024",
     "INTERACTIVE_CONCURRENCY": "2",
     "STANDARD_CONCURRENCY": "3",
     "BULK_CONCURRENCY": "2",
 }
-WORKER = COMMON | {
+WORKER = {
+    **COMMON,
+    **SOCKETS,
     "LIMITS_TABLE": "limits",
     "PROVIDER_SECRET_ARN": "arn:x",
     "DEFAULT_MODEL": "m-1",
@@ -42,7 +56,9 @@ WORKER = COMMON | {
 ALL: list[tuple[type[Settings], dict[str, str]]] = [
     (EndpointSettings, ENDPOINT),
     (StatusSettings, STATUS),
+    (WebsocketSettings, ENDPOINT | SOCKETS),
     (WorkerSettings, WORKER),
+    (NotifierSettings, COMMON | SOCKETS),
     (RepairSettings, COMMON),
 ]
 

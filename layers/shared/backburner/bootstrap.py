@@ -8,20 +8,24 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backburner.models import EpochMs, Lane
+from backburner.models import WEBSOCKET, EpochMs, Lane
 
 if TYPE_CHECKING:
-    from backburner.http import Handler
+    from backburner.adapters.connections import ConnectionsTable
+    from backburner.http import Doorkeeper, Handler
     from backburner.lifecycle import Lifecycle
-    from backburner.ports import Channel, Limiter, Provider
+    from backburner.ports import Channel, Limiter, Provider, Sockets
     from backburner.settings import Common, EndpointSettings, NotifierSettings, StatusSettings, WorkerSettings
     from backburner.submission import Submission
 
 BATCH = 10
 """Jobs of one worker invocation, as the template's event sources have it."""
+POSTS_MAX = 20
+"""Frames sent at once by one process; fewer than the connections that an AWS client keeps."""
 BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -149,30 +153,84 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
     )
 
 
-def _endpoint(build: Callable[..., Handler], settings: EndpointSettings) -> Handler:
+def _doorkeeper(settings: EndpointSettings, aws: Callable[[str], Any]) -> Doorkeeper:
     from backburner.adapters.dynamodb import ClientsTable
     from backburner.http import Doorkeeper
-    from backburner.observability import Logbook
 
-    aws = _clients(patient=False)
-    clients = ClientsTable(aws("dynamodb"), settings.clients_table)
-    return build(_submission(settings, aws), Doorkeeper(clients), Logbook())
+    return Doorkeeper(ClientsTable(aws("dynamodb"), settings.clients_table))
+
+
+def _connections(table: str, aws: Callable[[str], Any]) -> ConnectionsTable:
+    from backburner.adapters.connections import ConnectionsTable
+
+    return ConnectionsTable(aws("dynamodb"), table, lambda: int(time.time()))
+
+
+def _posts() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=POSTS_MAX, thread_name_prefix="post")
+
+
+def _sockets(url: str) -> Sockets:
+    from backburner.adapters.sockets import ApiGatewaySockets
+
+    def management() -> Any:
+        from backburner.adapters.aws import client
+
+        # One try of 1.5 s: whoever sends a frame knows best whether to send it again.
+        return client("apigatewaymanagementapi", connect_seconds=0.5, read_seconds=1, tries=1, endpoint_url=url)
+
+    return ApiGatewaySockets(management)
 
 
 def ingest() -> Handler:
     """The handler of `POST /jobs`."""
     from backburner.http import ingest_handler
+    from backburner.observability import Logbook
     from backburner.settings import EndpointSettings
 
-    return _endpoint(ingest_handler, EndpointSettings.from_environment(os.environ))
+    settings = EndpointSettings.from_environment(os.environ)
+    aws = _clients(patient=False)
+    return ingest_handler(_submission(settings, aws), _doorkeeper(settings, aws), Logbook())
 
 
 def status() -> Handler:
     """The handler of everything else under the API."""
-    from backburner.http import status_handler
+    from backburner.http import TicketOffice, status_handler
+    from backburner.observability import Logbook
     from backburner.settings import StatusSettings
 
-    return _endpoint(status_handler, StatusSettings.from_environment(os.environ))
+    settings = StatusSettings.from_environment(os.environ)
+    aws = _clients(patient=False)
+    submission = _submission(settings, aws)
+    office = TicketOffice(
+        tickets=_connections(settings.connections_table, aws),
+        clock=submission.clock,
+        chance=submission.chance,
+        socket_url=f"ws{settings.sockets_url.removeprefix('http')}",
+    )
+    return status_handler(submission, _doorkeeper(settings, aws), Logbook(), office, settings.long_poll_seconds)
+
+
+def websocket() -> Handler:
+    """The handler of the WebSocket API."""
+    from backburner.observability import Logbook
+    from backburner.settings import WebsocketSettings
+    from backburner.sockets import SocketApi
+
+    settings = WebsocketSettings.from_environment(os.environ)
+    aws = _clients(patient=False)
+    submission = _submission(settings, aws)
+    connections = _connections(settings.connections_table, aws)
+    return SocketApi(
+        authenticate=_doorkeeper(settings, aws).client,
+        submission=submission,
+        connections=connections,
+        tickets=connections,
+        sockets=_sockets(settings.sockets_url),
+        clock=submission.clock,
+        chance=submission.chance,
+        journal=Logbook(),
+    ).handle
 
 
 def worker() -> Handler:
@@ -185,12 +243,21 @@ def worker() -> Handler:
     from backburner.execution import Execution, Leases
     from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import WorkerSettings
+    from backburner.streaming import LiveAnswers
 
     settings = WorkerSettings.from_environment(os.environ)
     aws = _clients(patient=True)
     lifecycle = _lifecycle(settings, aws)
     secret = ProviderSecret(
         client("secretsmanager", connect_seconds=2, read_seconds=5, tries=3), settings.provider_secret_arn
+    )
+    live = LiveAnswers(
+        connections=_connections(settings.connections_table, _clients(patient=False)),
+        sockets=_sockets(settings.sockets_url),
+        store=lifecycle.store,
+        posts=_posts(),
+        monotonic=time.monotonic,
+        journal=lifecycle.journal,
     )
     execution = Execution(
         lifecycle=lifecycle,
@@ -208,6 +275,7 @@ def worker() -> Handler:
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,
         fallback_models=tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip()),
+        deltas=live,
     )
 
     def hand_back(*_: Any) -> None:
@@ -277,9 +345,16 @@ def notifier() -> Handler:
     return batch_handler(parse_telling, delivery.run_batch)
 
 
-def _channels(_settings: NotifierSettings) -> Callable[[str], Channel]:
+def _channels(settings: NotifierSettings) -> Callable[[str], Channel]:
     """Channels by the names of their targets; each is imported when a job first needs it."""
-    return _made_once({})
+
+    def websocket() -> Channel:
+        from backburner.channels.websocket import WebSocketChannel
+
+        connections = _connections(settings.connections_table, _clients(patient=False))
+        return WebSocketChannel(connections, _sockets(settings.sockets_url), _posts())
+
+    return _made_once({WEBSOCKET: websocket})
 
 
 def repair() -> Handler:

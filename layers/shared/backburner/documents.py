@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Any
 
-from backburner.errors import PayloadMissing
+from backburner.errors import PayloadMissing, Refusal
 from backburner.models import DEAD_LETTER, Attempt, EpochMs, Job, Outlook, Usage
 from backburner.ports import PayloadStore
 
@@ -24,9 +25,10 @@ def json_text(value: Any) -> str:
 
 def job_document(
     job: Job,
-    payloads: PayloadStore,
+    payloads: PayloadStore | None,
     *,
     fits: Callable[[str], bool],
+    fetch: bool = True,
     without: Collection[str] = (),
     outlook: Outlook | None = None,
 ) -> str:
@@ -34,6 +36,8 @@ def job_document(
 
     outlook: what a waiting job may expect.
     fits: whether a text is small enough for the channel; a result that makes it too large becomes a link or a note.
+    payloads: None for a channel that is too narrow for any result kept outside the row; such a one becomes a note.
+    fetch: False where there is no time to read one; it becomes a link.
     """
     document = job_summary(job) | _given(
         position=outlook.position if outlook is not None else None,
@@ -58,20 +62,20 @@ def job_document(
     document = {name: value for name, value in document.items() if name not in without}
     if job.result is None:
         return json_text(document)
-    try:
-        result = json.loads(job.result.text if job.result.text is not None else payloads.get(job.result.key or ""))
-    except PayloadMissing:
-        return json_text(document | {"result_note": "The result is no longer stored."})
-    full = json_text(document | {"result": result})
-    if fits(full):
-        return full
-    if job.result.key is None:
+    text, key = job.result.text, job.result.key
+    if text is None and payloads is not None and fetch:
+        try:
+            text = payloads.get(key or "")
+        except PayloadMissing:
+            return json_text(document | {"result_note": "The result is no longer stored."})
+    if text is not None:
+        full = json_text(document | {"result": json.loads(text)})
+        if fits(full):
+            return full
+    if key is None or payloads is None:
         return json_text(document | {"result_note": "The result is too large for this message; GET the job."})
-    document["result_url"] = payloads.link(job.result.key, LINK_SECONDS)
-    document["result_note"] = (
-        f"The result is too large for a reply; fetch it from result_url within {LINK_SECONDS} seconds."
-    )
-    return json_text(document)
+    note = f"The result is large; fetch it from result_url within {LINK_SECONDS} seconds."
+    return json_text(document | {"result_url": payloads.link(key, LINK_SECONDS), "result_note": note})
 
 
 def _seconds(instant: EpochMs | None) -> int | None:
@@ -128,3 +132,21 @@ def job_summary(job: Job) -> dict[str, Any]:
         if job.error is None
         else {"code": job.error.code, "message": job.error.message, "retryable": job.error.retryable},
     )
+
+
+def problem_document(refusal: Refusal) -> dict[str, Any]:
+    """An error as a problem document (RFC 9457), with its code and the fields that are wrong."""
+    errors = refusal.fields or (((refusal.field, refusal.message),) if refusal.field else ())
+    detail = refusal.message
+    if refusal.fields:
+        detail = "; ".join(f"{name}: {message}" for name, message in refusal.fields[:3])
+    elif refusal.field:
+        detail = f"{refusal.field}: {refusal.message}"
+    return {
+        "type": f"urn:backburner:problem:{refusal.code}",
+        "title": HTTPStatus(refusal.http_status).phrase,
+        "status": refusal.http_status,
+        "detail": detail,
+        "code": refusal.code,
+        **({"errors": [{"field": name, "message": message} for name, message in errors]} if errors else {}),
+    }

@@ -111,6 +111,20 @@ class IdempotencyConflict(Refusal):
     http_status = 422
 
 
+class TooManySubscriptions(Refusal):
+    """The connection follows as many jobs as it may. Unsubscribe from some, or open another."""
+
+    code = "too_many_subscriptions"
+    http_status = 429
+
+
+class ConnectionUnknown(Refusal):
+    """The connection has expired. Connect again."""
+
+    code = "connection_unknown"
+    http_status = 401
+
+
 class Unavailable(Refusal):
     """The job could not be made durable just now. Send the same request again with the same Idempotency-Key."""
 

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -89,6 +89,7 @@ class Lease:
     """A job in hand. `lost` is set once it is somebody else's, or has ended; `ended` tells the latter.
 
     handle: the provider's name for the call, where it goes on without us; called_at: when the call began.
+    said: where the pieces of the answer go while it is written; None: nobody listens.
     """
 
     job: Job
@@ -96,6 +97,7 @@ class Lease:
     ended: bool = False
     handle: str | None = None
     called_at: EpochMs | None = None
+    said: Callable[[str], None] | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -234,7 +236,7 @@ class Execution:
         job = self._take(hint)
         if job is None:
             return
-        with self.leases.hold(job) as lease:
+        with self.leases.hold(job) as lease, self.deltas.listening(job) if self.deltas else nullcontext() as lease.said:
             self._attempt_job(lease, time_left)
 
     def _leave(self, hint: Hint) -> None:
@@ -338,7 +340,7 @@ class Execution:
                 timeout_seconds=timeout,
                 abandoned=lease.lost.is_set,
                 background=Background(lease.handle, partial(self._remember, lease)) if job.background else None,
-                said=self.deltas.listener(job) if self.deltas is not None else None,
+                said=lease.said,
             )
         except JobFailed as error:
             if isinstance(error, RateLimited):

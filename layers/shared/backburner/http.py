@@ -6,19 +6,16 @@ Problem documents: RFC 9457. Instants in replies are Unix seconds, as in the LLM
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import re
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from cachetools import TTLCache
-from pydantic import ValidationError
 
-from backburner.documents import job_document, job_summary, json_text
+from backburner.documents import job_document, job_summary, json_text, problem_document
 from backburner.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -30,8 +27,9 @@ from backburner.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
+from backburner.intake import parse_object, validated
 from backburner.models import Client, Job, JobRequest, JobStatus
-from backburner.ports import Clients, Journal
+from backburner.ports import Chance, Clients, Clock, Journal, Tickets
 from backburner.submission import Submission
 
 BODY_BYTES_MAX = 5_000_000
@@ -44,6 +42,13 @@ JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CLIENT_CACHE_SECONDS = 30
 """So long a disabled key may still work in a warm function; it saves one read a request."""
 PAGE_MAX = 50
+TICKET_SECONDS = 60
+"""A ticket stands in an address, which may be logged; so it is good for one connection, and not for long."""
+WAIT_SECONDS_MAX = 20
+LAST_LOOK_SECONDS = 8.0
+"""Kept free behind a wait: its last look at the row takes up to 5 s."""
+REPLY_SECONDS = 9.0
+"""With less time than this left, a reply does without what it would have to ask for, which takes up to 8 s."""
 
 type Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
 
@@ -77,92 +82,9 @@ class Doorkeeper:
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:20]} is out of range")
-    return value
-
-
-def _constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise InvalidRequest("given twice", field=_shown(name))
-        fields[name] = value
-    return fields
-
-
-def _shown(name: str) -> str:
-    """A field name from outside, as an error may show it."""
-    return "".join(c if c.isprintable() else "?" for c in name)[:100]
-
-
-def _refuse_surrogates(value: Any, path: str) -> None:
-    """Half a UTF-16 pair is no character: it can be neither stored nor sent. Raises InvalidRequest."""
-    if isinstance(value, str):
-        if any("\ud800" <= c <= "\udfff" for c in value):
-            raise InvalidRequest("contains half of a surrogate pair, which is no character", field=path or None)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            here = f"{path}.{_shown(name)}" if path else _shown(name)
-            _refuse_surrogates(name, here)
-            _refuse_surrogates(item, here)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_surrogates(item, f"{path}.{index}")
-
-
-def parse_json(body: str) -> Any:
-    """The JSON value in a request body. Raises InvalidRequest, TooLarge."""
-    try:
-        value = json.loads(body, parse_float=_number, parse_constant=_constant, object_pairs_hook=_object)
-        _refuse_surrogates(value, "")
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidRequest(f"the body is not JSON: {error.msg} at {where}") from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply") from error
-    except ValueError as error:  # ours, or Python's about a number of thousands of digits
-        reason = "it holds a number that is too large" if "digits" in str(error) else str(error)[:100]
-        raise InvalidRequest(f"the body cannot be read: {reason}") from error
-    return value
-
-
-def _field_errors(error: ValidationError) -> tuple[tuple[str, str], ...]:
-    words = {
-        "extra_forbidden": "unknown field",
-        "missing": "required",
-        "dict_type": "must be an object",
-        "model_type": "must be an object",
-        "list_type": "must be a list",
-        "string_type": "must be a text",
-        "int_type": "must be a whole number",
-    }
-    return tuple(
-        (
-            ".".join(_shown(str(step)) for step in entry["loc"]) or "(body)",
-            words.get(entry["type"]) or entry["msg"].removeprefix("Value error, "),
-        )
-        for entry in error.errors(include_input=False, include_url=False, include_context=False)[:20]
-    )
-
-
 def parse_request(body: str) -> JobRequest:
     """The request in the body of `POST /jobs`. Raises InvalidRequest, naming each field that is wrong."""
-    value = parse_json(body)
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    try:
-        return JobRequest.model_validate(value)
-    except ValidationError as error:
-        refusal = InvalidRequest()
-        refusal.fields = _field_errors(error)
-        raise refusal from error
+    return validated(JobRequest, parse_object(body, "body"))
 
 
 def _body(app: APIGatewayRestResolver) -> str:
@@ -194,17 +116,14 @@ def _idempotency_key(headers: Mapping[str, str]) -> str | None:
 # ── Replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shown_job(job: Job, submission: Submission) -> Response[str]:
-    """The job as JSON text inside the JSON that Lambda sends."""
-    return _json(
-        200,
-        job_document(
-            job,
-            submission.payloads,
-            fits=lambda text: len(json_text(text).encode()) <= REPLY_BYTES_MAX,
-            outlook=submission.outlook(job),
-        ),
-    )
+def _shown_job(job: Job, submission: Submission, *, in_time: bool = True) -> Response[str]:
+    """The job, with what has to be asked for if there is time: what it may expect, a result kept outside the row."""
+
+    def fits(text: str) -> bool:  # as a text inside the JSON that Lambda sends
+        return len(json_text(text).encode()) <= REPLY_BYTES_MAX
+
+    outlook = submission.outlook(job) if in_time else None
+    return _json(200, job_document(job, submission.payloads, fits=fits, fetch=in_time, outlook=outlook))
 
 
 def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> Response[str]:
@@ -213,27 +132,16 @@ def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> R
 
 def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
     """An error as a problem document."""
-    errors = refusal.fields or (((refusal.field, refusal.message),) if refusal.field else ())
-    detail = refusal.message
-    if refusal.fields:
-        detail = "; ".join(f"{name}: {message}" for name, message in refusal.fields[:3])
-    elif refusal.field:
-        detail = f"{refusal.field}: {refusal.message}"
-    document = {
-        "type": f"urn:backburner:problem:{refusal.code}",
-        "title": HTTPStatus(refusal.http_status).phrase,
-        "status": refusal.http_status,
-        "detail": detail,
-        "code": refusal.code,
-        **({"errors": [{"field": name, "message": message} for name, message in errors]} if errors else {}),
-    }
     more = dict(headers or {})
     if refusal.retry_after_seconds is not None:
         more["Retry-After"] = str(refusal.retry_after_seconds)
     if isinstance(refusal, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
     return Response(
-        refusal.http_status, content_type="application/problem+json", body=json_text(document), headers=more
+        refusal.http_status,
+        content_type="application/problem+json",
+        body=json_text(problem_document(refusal)),
+        headers=more,
     )
 
 
@@ -273,6 +181,7 @@ def _resolver(journal: Journal) -> APIGatewayRestResolver:
 PATHS: Final = (
     (re.compile(r"/jobs/?"), ("GET", "POST")),
     (re.compile(r"/jobs/[^/]+/?"), ("GET", "DELETE")),
+    (re.compile(r"/tickets/?"), ("POST",)),
 )
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 
@@ -315,22 +224,58 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
     return _handler(app)
 
 
-def status_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Journal) -> Handler:
-    """The handler of all other paths and methods."""
+@dataclass(frozen=True)
+class TicketOffice:
+    """Hands out tickets for the WebSocket API, which is at `socket_url`."""
+
+    tickets: Tickets
+    clock: Clock
+    chance: Chance
+    socket_url: str
+
+    def issue(self, client: Client) -> dict[str, Any]:
+        """A ticket that lets this client open one connection, within TICKET_SECONDS."""
+        ticket, expires_at = self.chance.name(), self.clock.now() // 1000 + TICKET_SECONDS
+        self.tickets.issue(ticket, client.client_id, expires_at)
+        return {"ticket": ticket, "expires_at": expires_at, "socket_url": self.socket_url}
+
+
+def _wait_seconds(given: str | None, seconds_max: int) -> int:
+    """How long a request wants to wait, and may. Raises InvalidRequest."""
+    if given is not None and (not re.fullmatch(r"[0-9]{1,2}", given) or int(given) > WAIT_SECONDS_MAX):
+        raise InvalidRequest(f"must be a whole number of seconds from 0 to {WAIT_SECONDS_MAX}", field="wait")
+    return min(int(given or 0), seconds_max)
+
+
+def status_handler(
+    submission: Submission, doorkeeper: Doorkeeper, journal: Journal, office: TicketOffice, long_poll_seconds: int
+) -> Handler:
+    """The handler of all other paths and methods. A request may wait for a job for `long_poll_seconds` at most."""
     app = _resolver(journal)
+
+    def seconds_left() -> float:
+        return float(app.lambda_context.get_remaining_time_in_millis()) / 1000
 
     def job_id(text: str) -> str:
         return text if JOB_ID.fullmatch(text) else "-"  # no job has that id
 
     @app.get("/jobs/<text>")
     def show(text: str) -> Response[str]:
+        parameters = app.current_event.query_string_parameters or {}
+        wanted = _wait_seconds(parameters.get("wait"), long_poll_seconds)
         client = doorkeeper.client(app.current_event.headers)
-        return _shown_job(submission.find(client, job_id(text)), submission)
+        job = submission.wait(client, job_id(text), max(0.0, min(wanted, seconds_left() - LAST_LOOK_SECONDS)))
+        return _shown_job(job, submission, in_time=seconds_left() > REPLY_SECONDS)
 
     @app.delete("/jobs/<text>")
     def cancel(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
         return _shown_job(submission.cancel(client, job_id(text)), submission)
+
+    @app.post("/tickets")
+    def issue_ticket() -> Response[str]:
+        client = doorkeeper.client(app.current_event.headers)
+        return _json(201, json_text(office.issue(client)), {"Cache-Control": "no-store"})
 
     @app.get("/jobs")
     def list_jobs() -> Response[str]:
@@ -350,4 +295,4 @@ def status_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
     return _handler(app)
 
 
-__all__ = ["Doorkeeper", "Handler", "ingest_handler", "parse_request", "problem", "status_handler"]
+__all__ = ["Doorkeeper", "Handler", "TicketOffice", "ingest_handler", "parse_request", "problem", "status_handler"]

@@ -475,6 +475,20 @@ class Lifecycle:
             except Conflict as conflict:
                 current = conflict.current
 
+    def tell_also(self, job: Job, target: str) -> Job:
+        """Have another target told of the job's end; return the row, which is final if that has come already."""
+        row = job
+        while not row.status.is_final and target not in row.targets:
+            try:
+                row = self.store.update(
+                    row.job_id, Guard(_UNFINISHED, targets=row.targets), targets=(*row.targets, target)
+                )
+            except Conflict as conflict:
+                if conflict.current is None:
+                    raise
+                row = conflict.current
+        return row
+
     # ── The end itself ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(
@@ -497,7 +511,7 @@ class Lifecycle:
         def write() -> Job:
             return self.store.update(
                 job.job_id,
-                guard,
+                replace(guard, targets=job.targets),  # one that came meanwhile must not be forgotten
                 status=status,
                 claimed_at=None,
                 handle=None,
@@ -516,6 +530,11 @@ class Lifecycle:
             row = self.insist(write) if patient else write()
         except Conflict as conflict:
             standing = conflict.current
+            if standing is not None and standing.targets != job.targets:
+                job = replace(job, targets=standing.targets)
+                return self._end(
+                    job, guard, status, dead=dead, patient=patient, result=result, error=error, attempt=attempt
+                )
             if standing is None or (standing.status, standing.finished_at, standing.error) != (status, now, error):
                 return False
             if guard.claims not in (None, standing.claims):

@@ -152,6 +152,9 @@ class JobRequest(BaseModel):
     deadline_seconds: Annotated[int, Field(ge=1, le=DEADLINE_SECONDS_MAX)] | None = Field(
         None, description="Not started by then: `expired`."
     )
+    stream: bool | None = Field(
+        None, description="Whether you mean to follow the answer over the WebSocket API while it is written."
+    )
 
     @field_validator("prompt", "system_prompt")
     @classmethod
@@ -420,6 +423,8 @@ class NoticeStatus(StrEnum):
 
 DEAD_LETTER = "dead_letter"
 """The target that every dead job has: the operator, by the dead-letter queue."""
+WEBSOCKET = "websocket"
+"""The target of a job that is followed over the WebSocket API: whoever has subscribed to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
 
@@ -60,6 +61,7 @@ class Guard:
     unexpired_at: EpochMs | None = None
     due_at: EpochMs | None = None
     outbox: tuple[Notice, ...] | None = None
+    targets: tuple[str, ...] | None = None
 
 
 class Patch(TypedDict, total=False):
@@ -82,6 +84,7 @@ class Patch(TypedDict, total=False):
     result: Payload | None
     error: Failure | None
     outbox: tuple[Notice, ...]
+    targets: tuple[str, ...]
     add_claims: int
     add_attempts: int
     append_log: tuple[Attempt, ...]
@@ -305,8 +308,67 @@ class Provider(Protocol):
 class Deltas(Protocol):
     """Whoever wants an answer while it is being written."""
 
-    def listener(self, job: Job) -> Callable[[str], None] | None:
-        """Where the pieces of this attempt's answer go; None if nobody listens, which then costs nothing."""
+    def listening(self, job: Job) -> AbstractContextManager[Callable[[str], None] | None]:
+        """For the time of one attempt, where the pieces of its answer go.
+
+        None if nobody listens, which then costs nothing. Never raises, and holds up neither the call nor its end.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A connection that follows a job.
+
+    name: of this subscription; a connection that subscribes anew gets another.
+    draft, position: how far it has come, so where to go on: characters of the answer's n-th draft.
+    """
+
+    connection_id: str
+    name: str
+    draft: int = 0
+    position: int = 0
+
+
+class Connections(Protocol):
+    """Who is connected to the WebSocket API, and which jobs they follow. Each forgets by itself after `expires_at`."""
+
+    def open(self, connection_id: str, client_id: str, expires_at: EpochSeconds) -> None:
+        """A client has connected."""
+
+    def client_id(self, connection_id: str) -> str | None:
+        """Whose connection it is; None if it is not known."""
+
+    def close(self, connection_id: str, *, following: str | None = None) -> None:
+        """It is gone, and follows nothing any more. Closing twice is no error.
+
+        following: a job that it was found to follow, whether or not its own list of jobs says so.
+        """
+
+    def subscribe(self, job_id: str, listener: Listener, *, jobs_max: int) -> None:
+        """A connection follows a job, anew if it did already. Raises TooManySubscriptions, ConnectionUnknown."""
+
+    def unsubscribe(self, job_id: str, connection_id: str) -> None:
+        """It follows the job no more, if it did."""
+
+    def listeners(self, job_id: str, limit: int, *, sure: bool) -> Sequence[Listener]:
+        """Who follows the job, `limit` at most. Not `sure`, for half the price: perhaps as it was a second ago."""
+
+
+class Tickets(Protocol):
+    """Tickets that open one connection each, for clients that cannot send a key: browsers."""
+
+    def issue(self, ticket: str, client_id: str, expires_at: EpochSeconds) -> None:
+        """Keep a ticket, in a form from which it cannot be read."""
+
+    def redeem(self, ticket: str) -> str | None:
+        """The client whose ticket it is; None if there is none, or it has expired or been used. It is used now."""
+
+
+class Sockets(Protocol):
+    """The open connections themselves. Thread-safe."""
+
+    def post(self, connection_id: str, frame: str) -> bool:
+        """Send a text, within 1.5 seconds. False if the connection is gone. Raises PortUnavailable."""
 
 
 class Clock(Protocol):

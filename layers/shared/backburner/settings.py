@@ -54,12 +54,24 @@ class StatusSettings(EndpointSettings):
     interactive_concurrency: Annotated[int, Field(ge=2)]
     standard_concurrency: Annotated[int, Field(ge=2)]
     bulk_concurrency: Annotated[int, Field(ge=2)]
+    connections_table: str
+    sockets_url: str
+    long_poll_seconds: Annotated[int, Field(ge=0, le=20)]
+
+
+class WebsocketSettings(EndpointSettings):
+    """websocket."""
+
+    connections_table: str
+    sockets_url: str
 
 
 class WorkerSettings(Common):
     """worker."""
 
     limits_table: str
+    connections_table: str
+    sockets_url: str
     provider_secret_arn: str
     openai_base_url: str = ""
     anthropic_base_url: str = ""
@@ -72,6 +84,9 @@ class WorkerSettings(Common):
 
 class NotifierSettings(Common):
     """notifier."""
+
+    connections_table: str
+    sockets_url: str
 
 
 class RepairSettings(Common):

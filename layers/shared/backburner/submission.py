@@ -19,6 +19,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
+    WEBSOCKET,
     Client,
     Job,
     JobRequest,
@@ -35,6 +36,8 @@ from backburner.ports import Catalogue, Chance, Clock, Conflict, Depths, JobStor
 
 INLINE_BYTES_MAX = 100_000
 """A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
+WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.25, 1.0
+"""Between two looks at a job that somebody waits for: a short answer is told fast, a long wait costs few reads."""
 KEPT_APART = frozenset({"metadata"})
 """Fields of a request that the row keeps beside it."""
 FULL_SECONDS = 60
@@ -177,6 +180,36 @@ class Submission:
             max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
         )
 
+    def wait(self, client: Client, job_id: str, seconds: float) -> Job:
+        """The client's job as soon as it is taken, put back or ended, or after so many seconds. Raises JobNotFound.
+
+        Every look is a strongly consistent read of the row: some 25 in 20 seconds.
+        """
+        ends_at = self.clock.now() + round(1000 * seconds)
+        pause_seconds = WAIT_SECONDS_MIN
+        job = first = self.find(client, job_id)
+        while (job.status, job.claims) == (first.status, first.claims) and not job.status.is_final:
+            left_ms = ends_at - self.clock.now()
+            if left_ms <= 0:
+                break
+            self.clock.sleep(min(pause_seconds, left_ms / 1000))
+            pause_seconds = min(1.5 * pause_seconds, WAIT_SECONDS_MAX)
+            job = self.find(client, job_id)
+        return job
+
+    def follow(self, job: Job) -> Job:
+        """Have the job's listeners told of its end; the row as it is then, final if that has come already.
+
+        Raises JobNotFound.
+        """
+        try:
+            row = self.store.get(job.job_id) if WEBSOCKET in job.targets else self.lifecycle.tell_also(job, WEBSOCKET)
+        except Conflict:
+            row = None
+        if row is None:
+            raise JobNotFound
+        return row
+
     def list(
         self, client: Client, status: JobStatus | None, cursor: str | None, limit: int
     ) -> tuple[Sequence[Job], str | None]:
@@ -242,4 +275,5 @@ class Submission:
             background=self.background if client.background is None else client.background,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
             ahead=ahead,
+            targets=(WEBSOCKET,) if request.stream else (),
         )

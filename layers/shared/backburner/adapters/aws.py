@@ -16,8 +16,13 @@ CONNECTIONS_MAX = 25
 """More than the jobs of one batch, so that no thread waits for a connection."""
 
 
-def client(service: str, *, connect_seconds: float, read_seconds: float, tries: int) -> Any:
-    """A client whose calls end within about `tries` x (connect + read) seconds; the defaults allow minutes."""
+def client(
+    service: str, *, connect_seconds: float, read_seconds: float, tries: int, endpoint_url: str | None = None
+) -> Any:
+    """A client whose calls end within about `tries` x (connect + read) seconds; the defaults allow minutes.
+
+    endpoint_url: where the service is, if each deployment has an address of its own.
+    """
     config = Config(
         connect_timeout=connect_seconds,
         read_timeout=read_seconds,
@@ -25,7 +30,7 @@ def client(service: str, *, connect_seconds: float, read_seconds: float, tries: 
         max_pool_connections=CONNECTIONS_MAX,
     )
     factory: Any = boto3.client  # typed by service name, which is a variable here
-    return factory(service, config=config)
+    return factory(service, config=config, endpoint_url=endpoint_url)
 
 
 @contextmanager

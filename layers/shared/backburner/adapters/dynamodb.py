@@ -188,10 +188,15 @@ class _Expressions:
             parts.append(f"{name('deadline_at')} > {value(_number(guard.deadline_after))}")
         if guard.unexpired_at is not None:
             parts.append(f"{name('expires_at')} > {value(_number(guard.unexpired_at // 1000))}")
-        if guard.outbox is not None and not guard.outbox:
-            parts.append(f"attribute_not_exists({name('outbox')})")
-        elif guard.outbox is not None:
-            parts.append(f"{name('outbox')} = {value({'S': _outbox_json(guard.outbox)})}")
+        lists = {
+            "outbox": guard.outbox and _outbox_json(guard.outbox),
+            "targets": guard.targets and canonical_json(list(guard.targets)),
+        }
+        for attribute, text in lists.items():
+            if text:
+                parts.append(f"{name(attribute)} = {value({'S': text})}")
+            elif text is not None:  # an empty list is not written
+                parts.append(f"attribute_not_exists({name(attribute)})")
         return " AND ".join(parts)
 
     def update(self, job_id: str, patch: Patch) -> str:

@@ -1,0 +1,7 @@
+"""The WebSocket API: who connects, what they follow."""
+
+from backburner import bootstrap
+
+handler = (
+    bootstrap.websocket()
+)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one

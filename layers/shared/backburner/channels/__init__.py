@@ -1,0 +1,1 @@
+"""The ways of telling a target that a job has ended, one file each."""
