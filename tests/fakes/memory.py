@@ -174,9 +174,15 @@ class MemoryLimits:
             current = self.gauges.get(gauge.name)
             if current is None or current.revision != gauge.revision:
                 raise Stale(current)
-            if not all(floor <= current.cursors.get(name, -1) <= ceilings[name] for name in costs):
-                raise Stale(current)
-            return self._moved(current, costs)
+            stands = dict(current.cursors)
+            for name in costs:
+                if gauge.cursors.get(name, -1) < floor:
+                    if stands.get(name, floor) > floor:
+                        raise Stale(current)
+                    stands[name] = floor
+                elif not floor <= stands.get(name, -1) <= ceilings[name]:
+                    raise Stale(current)
+            return self._moved(replace(current, cursors=stands), costs)
 
     def replace(self, old: Gauge | None, new: Gauge) -> Gauge:
         with self._lock:

@@ -97,22 +97,42 @@ def test_an_add_moves_all_cursors_at_once(store: LimitStore) -> None:
     assert store.read(gauge.name) == moved
 
 
+def test_an_add_pulls_forward_what_has_fallen_behind(store: LimitStore) -> None:
+    """A cursor below the floor, or none yet, moves on from the floor, while another is just moved on."""
+    seen = store.replace(None, replace(FULL, cursors={"requests": NOW - 100, "tokens": NOW + 5}))
+    store.adjust(FULL.name, {"requests": 60}, None)
+    moved = store.add(
+        seen,
+        {"requests": 5, "tokens": 7, "probes": 9},
+        floor=NOW,
+        ceilings={"requests": 0, "tokens": NOW * 2, "probes": 0},
+    )
+    assert moved == replace(seen, cursors={"requests": NOW + 5, "tokens": NOW + 12, "probes": NOW + 9})
+    assert store.read(FULL.name) == moved
+
+
 @pytest.mark.parametrize(
-    ("revision", "floor", "ceiling", "dimension"),
-    [(4, NOW, NOW, "requests"), (3, NOW + 1, NOW + 9, "requests"), (3, 0, NOW - 1, "requests"), (3, 0, NOW, "probes")],
-    ids=["another revision", "behind", "too far ahead", "no such cursor"],
+    ("seen", "floor", "ceiling"),
+    [
+        (replace(FULL, revision=4), NOW, NOW),
+        (replace(FULL, cursors={"requests": NOW + 2, "tokens": NOW + 5}), NOW + 1, NOW + 9),
+        (FULL, 0, NOW - 1),
+        (replace(FULL, cursors={"requests": NOW - 2, "tokens": NOW + 5}), NOW - 1, NOW + 9),
+        (replace(FULL, cursors={"requests": NOW, "tokens": NOW + 5, "probes": NOW}), 0, NOW),
+    ],
+    ids=["another revision", "behind", "too far ahead", "no longer behind", "no such cursor"],
 )
 def test_an_add_is_refused_where_the_gauge_is_not_as_thought(
-    store: LimitStore, revision: int, floor: int, ceiling: int, dimension: str
+    store: LimitStore, seen: Gauge, floor: int, ceiling: int
 ) -> None:
     """Nothing moves, and the refusal tells what stands there."""
     stands = store.replace(None, FULL)
     with pytest.raises(Stale) as refused:
         store.add(
-            replace(FULL, revision=revision),
-            {dimension: 5, "tokens": 5},
+            seen,
+            dict.fromkeys(seen.cursors, 5),
             floor=floor,
-            ceilings={dimension: ceiling, "tokens": NOW * 2},
+            ceilings={**dict.fromkeys(seen.cursors, NOW * 2), "requests": ceiling},
         )
     assert refused.value.current == stands == store.read(FULL.name)
 

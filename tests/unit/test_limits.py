@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from backburner import limits
 from backburner.errors import PortUnavailable
 from backburner.limits import (
     RECOVERY_MS,
+    SAMPLES_MAX,
+    SAMPLES_MIN,
     STRIKES_FREE,
     SlotLimiter,
     costs_of,
@@ -50,6 +54,11 @@ class Desk:
         assert isinstance(got, Later)
         return got
 
+    def teach(self, model: ModelInfo, output_tokens: float = 1_000_000) -> None:
+        """As after many calls, whose input was as guessed and that wrote so much, or all they might."""
+        learned = Learned(1.0, output_tokens, 700, SAMPLES_MAX)
+        self.store.gauges[f"model#{model.name}"] = Gauge(f"model#{model.name}", revision=1, learned=learned)
+
     def waits(self, count: int, model: ModelInfo = ONE_A_SECOND) -> list[int]:
         return [self.take(model).start_at - self.clock.now() for _ in range(count)]
 
@@ -59,7 +68,9 @@ def question(model: ModelInfo, *, size: int = 0, max_tokens: int = 100) -> Quest
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """With horizons wide enough to see some slots in a row."""
+    monkeypatch.setattr(limits, "HORIZON_MS", {Lane.INTERACTIVE: 60_000, Lane.STANDARD: 5_000, Lane.BULK: 2_000})
     return Desk()
 
 
@@ -99,12 +110,14 @@ def test_each_caller_gets_a_slot_of_its_own_whatever_process_it_is_in(desk: Desk
 def test_the_scarcest_dimension_decides(desk: Desk) -> None:
     """Requests would allow ten a second, tokens one."""
     model = replace(MODEL, limits=Limits(requests=600, output_tokens=6_000))
+    desk.teach(model)
     assert desk.waits(3, model) == [0, 1_000, 2_000]
 
 
 def test_one_write_reserves_in_all_dimensions(desk: Desk) -> None:
     """Four limits, one request a call, once the cursors are ahead of the clock."""
     model = replace(MODEL, limits=Limits(requests=60, tokens=6_000, input_tokens=60_000, output_tokens=6_000))
+    desk.teach(model)
     desk.waits(3, model)
     before = sum(desk.store.writes.values())
     desk.waits(5, model)
@@ -215,6 +228,7 @@ def test_a_vacancy_is_not_for_a_larger_call(desk: Desk) -> None:
     """It would take more than was given back."""
     small = question(TOKENS, max_tokens=100)
     large = question(TOKENS, max_tokens=9_000)
+    desk.teach(TOKENS)
     desk.limiter.take(large, lane=Lane.INTERACTIVE, patience_ms=0)
     given = desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(given, Slot)
@@ -234,6 +248,7 @@ def test_a_vacancy_is_not_for_a_larger_call(desk: Desk) -> None:
 def test_the_actual_usage_takes_the_place_of_the_expected(desk: Desk) -> None:
     """A call that was expected to use 1,000 tokens used 100: nine tenths of its second are free again."""
     asked = question(TOKENS, max_tokens=990)
+    desk.teach(TOKENS)
     slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(slot, Slot)
     ahead = desk.gauge(TOKENS).cursors["tokens"]
@@ -243,7 +258,7 @@ def test_the_actual_usage_takes_the_place_of_the_expected(desk: Desk) -> None:
 
 
 def test_expectations_are_learned(desk: Desk) -> None:
-    """After some calls that use a tenth of what they may, a tenth is expected."""
+    """After some calls that write less than they may, so much is expected of the others, too."""
     asked = question(TOKENS, max_tokens=1_000, size=4_000)
     for _ in range(60):
         slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
@@ -252,19 +267,55 @@ def test_expectations_are_learned(desk: Desk) -> None:
         desk.clock.advance(10)
     learned = desk.gauge(TOKENS).learned
     guess = first_guess(asked)
-    assert learned.output_ratio == pytest.approx(0.1)
+    assert learned.output_tokens == pytest.approx(100)
     assert learned.input_ratio == pytest.approx(1_500 / guess[0])
     assert learned.call_ms == pytest.approx(700)
-    slot = desk.take(TOKENS)
-    assert slot.output_tokens == 10
+    taken = [desk.limiter.take(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0) for most in (9, 9_000)]
+    assert [slot.output_tokens for slot in taken if isinstance(slot, Slot)] == [9, 100]
+
+
+@pytest.mark.parametrize("closely_part", [0.0, 0.5, 1.0])
+def test_expectations_are_right_in_their_sum_however_clients_set_max_tokens(desk: Desk, closely_part: float) -> None:
+    """All write 20 to 80 tokens. Some clients allow a little more than that, the others a thousand."""
+    dice, expected, written = random.Random(1), 0, 0
+    for number in range(600):
+        output = dice.randint(20, 80)
+        most = round(output * dice.uniform(1, 1.5)) if dice.random() < closely_part else 1_000
+        slot = desk.limiter.take(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0)
+        assert isinstance(slot, Slot)
+        desk.limiter.settle(TOKENS, slot, Usage(8, output), call_ms=700, seen=None)
+        if number > SAMPLES_MAX:
+            expected, written = expected + slot.output_tokens, written + output
+        desk.clock.advance(2)
+    assert expected == pytest.approx(written, rel=0.05)
+
+
+def test_nothing_is_booked_ahead_by_guesses(desk: Desk) -> None:
+    """What the first calls were thought to take is far off where max_tokens is left out. So they go one by one, idle
+    time earns nothing back, and the horizon opens once some have been seen.
+    """
+    asked = question(TOKENS, max_tokens=2_000)
+    slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+    assert isinstance(slot, Slot)
+    assert isinstance(desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0), Later)
+    desk.clock.advance(3)
+    ahead = desk.gauge(TOKENS).cursors["tokens"]
+    desk.limiter.settle(TOKENS, slot, Usage(8, 100), call_ms=700, seen=None)
+    assert desk.gauge(TOKENS).cursors["tokens"] == ahead
+    for _ in range(SAMPLES_MIN):
+        desk.clock.advance(1)
+        slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+        assert isinstance(slot, Slot)
+        desk.limiter.settle(TOKENS, slot, Usage(8, 100), call_ms=700, seen=None)
+    desk.clock.advance(1)
+    taken = [desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0) for _ in range(12)]
+    assert all(isinstance(slot, Slot) and slot.output_tokens == 100 for slot in taken)
 
 
 def test_once_expectations_hold_settling_costs_no_write(desk: Desk) -> None:
     """A difference below two hundredths is left to what is learned."""
     asked = question(TOKENS, max_tokens=100)
-    desk.take(TOKENS)
-    desk.store.gauges["model#m-1"] = replace(desk.gauge(TOKENS), learned=Learned(1.0, 0.5, 700, 50), revision=9)
-    desk.clock.advance(60)
+    desk.teach(TOKENS, output_tokens=50)
     desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
     slot = desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
     assert isinstance(slot, Slot)
@@ -309,6 +360,15 @@ def test_a_reserved_slot_does_not_outlive_a_hold(desk: Desk) -> None:
     desk.clock.advance(1.5)
     assert not desk.limiter.is_open(slot)
     assert desk.limiter.is_open(replace(slot, start_at=desk.clock.now() + 40_000))
+
+
+def test_refusals_far_apart_cut_the_share_slightly(desk: Desk) -> None:
+    """A call that is large beside the provider's burst meets one now and then, with the right limits."""
+    desk.take()
+    for _ in range(5):
+        desk.clock.advance(15)
+        desk.limiter.refused(ONE_A_SECOND, 0.1, seen=None)
+    assert 0.85 < desk.gauge().share < 0.95
 
 
 def test_repeated_refusals_cut_the_share_and_quiet_restores_it(desk: Desk) -> None:

@@ -34,13 +34,15 @@ from backburner.models import (
 )
 from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
 
-HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 60_000, Lane.STANDARD: 5_000, Lane.BULK: 2_000}
+HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 2_000, Lane.BULK: 1_000}
 """How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
 MINUTE: Micros = 60_000_000
 PROBES = "probes"
 """A dimension of its own: the pause between calls to a provider in trouble."""
 BYTES_PER_TOKEN: Mapping[str, float] = {"openai": 4.0, "anthropic": 3.5}
 """Of English text, by the providers' own rules of thumb; corrected by what is learned."""
+SAMPLES_MIN = 10
+"""With fewer, expectations are guesses."""
 SAMPLES_MAX = 50
 """What is learned is the mean of about so many calls, the recent ones weighing more."""
 RATIO_MIN, RATIO_MAX = 0.01, 8.0
@@ -49,6 +51,9 @@ SETTLED_PART = 0.02
 HOLD_MS = 1_000
 """After a refusal that does not say how long."""
 SHARE_CUT, SHARE_GAIN, SHARE_MIN = 0.85, 1.1, 0.05
+REFUSALS_DENSE_MS = 6_000
+SHARE_CUT_SLIGHTLY = 0.97
+"""After refusals further apart: calls that are large beside the provider's own burst meet one now and then."""
 REFUSALS_APART_MS = (2_000, 30_000)
 """Refusals closer together are one event; further apart, chance. Between the two the limits are not what we think."""
 RECOVERY_MS = 30_000
@@ -60,6 +65,8 @@ PAUSE_MAX: Micros = 60_000_000
 VACANT_MAX = 20
 FRESH_MS = 1_000
 """A gauge seen so long ago is looked at again before a sleeper acts on it."""
+CONTENDED_FRESH_MS = 20
+"""Where many wait for the same limit, a look before each try: a refused write costs ten times as much as a read."""
 UNLIMITED_FRESH_MS = 5_000
 SPREAD_MS = 50
 TRIES = 8
@@ -74,6 +81,13 @@ def limit_of(model: ModelInfo, gauge: Gauge, dimension: str) -> float | None:
     seen = getattr(gauge.seen, dimension)
     known = [limit for limit in (configured, seen) if limit]
     return min(known) * gauge.share if known else None
+
+
+def reach_ms(gauge: Gauge, lane: Lane, model: ModelInfo) -> int:
+    """How far ahead a lane may reserve: not at all while nobody knows what a call takes, since every error adds up."""
+    by_tokens = any(limit_of(model, gauge, dimension) for dimension in DIMENSIONS[1:])
+    unsure = by_tokens and gauge.learned.samples < SAMPLES_MIN
+    return 0 if unsure else HORIZON_MS[lane]
 
 
 def pause_of(gauge: Gauge) -> Micros:
@@ -172,7 +186,7 @@ class SlotLimiter:
         if turn.not_before <= now:
             with self._lock:
                 wishes = [other for other in turn.wishes if other.got is None]
-            refusal = self._grant(model, lane, wishes)
+            refusal = self._grant(model, lane, wishes, contended=turn.misses > 0)
             if refusal is None:
                 turn.not_before, turn.misses = 0, 0
             elif wish.got is None:
@@ -185,12 +199,13 @@ class SlotLimiter:
         elif turn.not_before > gives_up_at:
             wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[lane])
 
-    def _grant(self, model: ModelInfo, lane: Lane, wishes: Sequence[_Wish]) -> Later | None:
+    def _grant(self, model: ModelInfo, lane: Lane, wishes: Sequence[_Wish], *, contended: bool) -> Later | None:
         """Reserve for as many wishes as fit, the first first, in one write. What the first is told if none fits."""
-        gauge = self._gauge(model, fresh_ms=None if self._is_limited(model) else UNLIMITED_FRESH_MS)
+        fresh_ms = (CONTENDED_FRESH_MS if contended else None) if self._is_limited(model) else UNLIMITED_FRESH_MS
+        gauge = self._gauge(model, fresh_ms=fresh_ms)
         for _ in range(TRIES):
             now = self._clock.now()
-            horizon = (now + HORIZON_MS[lane]) * 1000
+            horizon = (now + reach_ms(gauge, lane, wishes[0].question.model)) * 1000
             floor = max(now, gauge.held_until + gauge.burst_ms if gauge.held_until else 0) * 1000
             bills = [self._bill(gauge, wish.question) for wish in wishes]
             cursors = {name: max(gauge.cursors.get(name, 0), floor) for bill in bills for name in bill.costs}
@@ -224,14 +239,13 @@ class SlotLimiter:
                 total[name] = total.get(name, 0) + cost
         if not total:  # nothing limits this model
             return starts
-        if all(gauge.cursors.get(name, 0) >= floor for name in total):
+        if gauge.revision:
             spare = horizon - starts[-1]
-            ceilings = {name: gauge.cursors[name] + spare for name in total}
+            ceilings = {name: max(gauge.cursors.get(name, 0), floor) + spare for name in total}
             new = self._store.add(gauge, total, floor=floor, ceilings=ceilings)
             starts = _starts(new, {name: new.cursors[name] - cost for name, cost in total.items()}, bills)
-        else:  # fallen behind the clock: idle time does not pile up
-            ahead = {name: max(gauge.cursors.get(name, 0), floor) + cost for name, cost in total.items()}
-            new = self._write(gauge, replace(gauge, cursors=gauge.cursors | ahead))
+        else:
+            new = self._write(gauge, replace(gauge, cursors={name: floor + cost for name, cost in total.items()}))
         self._learn_name(new.name, new)
         return starts
 
@@ -252,9 +266,10 @@ class SlotLimiter:
     def _bill(self, gauge: Gauge, question: Question) -> Slot:
         """What the question is expected to take, as a slot without its time."""
         guess, learned = first_guess(question), gauge.learned
-        expected = (guess[0] * learned.input_ratio, guess[1] * learned.output_ratio)
+        expected = (guess[0] * learned.input_ratio, _output(learned, guess[1]))
         costs = costs_of(question.model, gauge, *expected)
-        return Slot(question.model.name, 0, round(expected[0]), round(expected[1]), costs, guess)
+        sure = learned.samples >= SAMPLES_MIN
+        return Slot(question.model.name, 0, round(expected[0]), round(expected[1]), costs, guess, sure)
 
     def line_up(self, question: Question, *, lane: Lane, client_id: str, after: EpochMs) -> EpochMs:
         """A place in the client's line for the model, at the model's pace, so that those put off return one by one."""
@@ -313,6 +328,12 @@ class SlotLimiter:
             used = (counted_input(model, usage), usage.output_tokens)
             actual = costs_of(model, gauge, *used)
             differences = {name: actual.get(name, cost) - cost for name, cost in slot.costs.items() if name != PROBES}
+            if not slot.sure:  # much too high a guess left the provider idle, and that time does not come back
+                now = self._clock.now() * 1000
+                differences = {
+                    name: max(difference, min(0, now + burst_of(gauge, name) - gauge.cursors.get(name, 0)))
+                    for name, difference in differences.items()
+                }
             differences = {name: difference for name, difference in differences.items() if difference}
             learned = None if usage.estimated else _taught(gauge.learned, slot, used, call_ms)
             small = all(abs(difference) <= SETTLED_PART * slot.costs[name] for name, difference in differences.items())
@@ -430,17 +451,22 @@ def _starts(
     return starts
 
 
+def _output(learned: Learned, max_tokens: float) -> float:
+    """The output to expect. A factor on `max_tokens` would not do: some clients set it closely, others not at all."""
+    return max_tokens if learned.output_tokens is None else min(max_tokens, learned.output_tokens)
+
+
 def _taught(learned: Learned, slot: Slot, used: tuple[int, int], call_ms: int) -> Learned:
-    """What one more call teaches: a running mean that forgets slowly."""
+    """What one more call teaches, the recent ones weighing more; so that expectations are right in their sum."""
     samples = min(learned.samples + 1, SAMPLES_MAX)
     weight = 1 / samples
-
-    def ratio(old: float, guess: float, actual: int) -> float:
-        return old + weight * (min(max(actual / guess, RATIO_MIN), RATIO_MAX) - old) if guess else old
-
+    asked, max_tokens = slot.guess
+    ratio = min(max(used[0] / asked, RATIO_MIN), RATIO_MAX) if asked else learned.input_ratio
+    missed = used[1] - _output(learned, max_tokens)
+    output = used[1] if learned.output_tokens is None else learned.output_tokens + weight * missed
     return Learned(
-        input_ratio=ratio(learned.input_ratio, slot.guess[0], used[0]),
-        output_ratio=ratio(learned.output_ratio, slot.guess[1], used[1]),
+        input_ratio=learned.input_ratio + weight * (ratio - learned.input_ratio),
+        output_tokens=max(1.0, output),
         call_ms=learned.call_ms + weight * (call_ms - learned.call_ms),
         samples=samples,
     )
@@ -451,7 +477,8 @@ def _held(gauge: Gauge, now: EpochMs, until: EpochMs) -> Gauge:
     again = REFUSALS_APART_MS[0] <= since <= REFUSALS_APART_MS[1]
     share, share_at = gauge.share, gauge.share_at
     if again:
-        share, share_at = max(SHARE_MIN, share * SHARE_CUT), now
+        cut = SHARE_CUT if since <= REFUSALS_DENSE_MS else SHARE_CUT_SLIGHTLY
+        share, share_at = max(SHARE_MIN, share * cut), now
     refused_at = now if since >= REFUSALS_APART_MS[0] else gauge.refused_at
     held_until = max(gauge.held_until, until)
     return replace(gauge, held_until=held_until, refused_at=refused_at, share=share, share_at=share_at)

@@ -233,7 +233,8 @@ class Slot:
     """Leave to make one call of a model at `start_at`, and what it took from each of the model's limits.
 
     input_tokens, output_tokens: what the call is expected to use; costs: microseconds of each limited dimension;
-    guess: the expectations before the learned corrections, so that the corrections can be learned from.
+    guess: the expectations before the learned corrections, so that the corrections can be learned from; sure: whether
+    there were any to speak of.
     """
 
     model: str
@@ -242,6 +243,7 @@ class Slot:
     output_tokens: int
     costs: dict[str, Micros]
     guess: tuple[float, float] = (0.0, 0.0)
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +256,13 @@ class Vacancy:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the calls of a model have taught: factors on the guesses at its tokens, and how long a call takes."""
+    """What the calls of a model have taught: a factor on the guess at its input, and how long a call takes.
+
+    output_tokens: a call is expected to write so much, or its `max_tokens` if that is less. None: nothing known yet.
+    """
 
     input_ratio: float = 1.0
-    output_ratio: float = 1.0
+    output_tokens: float | None = None
     call_ms: float = 2_000.0
     samples: int = 0
 

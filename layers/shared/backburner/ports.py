@@ -214,8 +214,10 @@ class LimitStore(Protocol):
         """The gauge, possibly a moment old."""
 
     def add(self, gauge: Gauge, costs: Mapping[str, Micros], *, floor: Micros, ceilings: Mapping[str, Micros]) -> Gauge:
-        """Move the cursors on by the costs, if the revision is the gauge's and each cursor lies between floor and its
-        ceiling; return the new gauge. Raises Stale.
+        """Move the cursors on by the costs, in one step, and return the new gauge.
+
+        A cursor that was seen below `floor`, or not at all, is moved on from there, if it still does not lie beyond;
+        any other must lie between floor and its ceiling. The revision must be the gauge's. Raises Stale.
         """
 
     def replace(self, old: Gauge | None, new: Gauge) -> Gauge:

@@ -111,13 +111,17 @@ class LimitsTable:
         expression = _Expression()
         conditions = [f"{expression.name('revision')} = {expression.value({'N': str(gauge.revision)})}"]
         low = expression.value({"N": str(floor)})
-        for name in costs:
-            high = expression.value({"N": str(ceilings[name])})
-            conditions.append(f"{expression.name(CURSOR + name)} BETWEEN {low} AND {high}")
-        moves = [
-            f"{expression.name(CURSOR + name)} {expression.value({'N': str(cost)})}" for name, cost in costs.items()
-        ]
-        return self._update(gauge.name, f"ADD {', '.join(moves)}", " AND ".join(conditions), expression)
+        sets, adds = [], []
+        for name, cost in costs.items():
+            cursor = expression.name(CURSOR + name)
+            if gauge.cursors.get(name, -1) < floor:
+                conditions.append(f"(attribute_not_exists({cursor}) OR {cursor} <= {low})")
+                sets.append(f"{cursor} = {expression.value({'N': str(floor + cost)})}")
+            else:
+                conditions.append(f"{cursor} BETWEEN {low} AND {expression.value({'N': str(ceilings[name])})}")
+                adds.append(f"{cursor} {expression.value({'N': str(cost)})}")
+        clauses = [f"{word} {', '.join(moves)}" for word, moves in (("SET", sets), ("ADD", adds)) if moves]
+        return self._update(gauge.name, " ".join(clauses), " AND ".join(conditions), expression)
 
     def replace(self, old: Gauge | None, new: Gauge) -> Gauge:
         """Write what differs, if what was read still stands. Raises Stale."""
