@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -527,9 +527,11 @@ class Limits:
     """Allowances per model and dimension that refill continuously and hold `burst_seconds` of their rate.
 
     Requests and input are taken at admission, output once it is known, so that a level can go below zero.
+    `clock` tells seconds.
     """
 
-    def __init__(self, settings: Mapping[str, float]) -> None:
+    def __init__(self, settings: Mapping[str, float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._burst_seconds = settings.get("burst_seconds", 1)
         suffix = "_per_minute"
         self.rates = {name.removesuffix(suffix): rate for name, rate in settings.items() if name.endswith(suffix)}
@@ -541,7 +543,7 @@ class Limits:
 
     def _level(self, model: str, name: str) -> float:
         level, since = self._levels.get((model, name), (self._capacity(name), 0.0))
-        return min(self._capacity(name), level + (time.monotonic() - since) * self.rates[name] / 60)
+        return min(self._capacity(name), level + (self._clock() - since) * self.rates[name] / 60)
 
     def admit(self, model: str, costs: Mapping[str, int]) -> tuple[str, float] | None:
         """None, or the dimension that is short and for how many seconds."""
@@ -556,7 +558,7 @@ class Limits:
     def charge(self, model: str, costs: Mapping[str, int]) -> None:
         with self._lock:
             for name in self.rates.keys() & costs.keys():
-                self._levels[model, name] = self._level(model, name) - costs[name], time.monotonic()
+                self._levels[model, name] = self._level(model, name) - costs[name], self._clock()
 
     def state(self, model: str, name: str) -> tuple[int, int, float]:
         """The limit per minute, what remains of it, and the seconds until all is refilled."""
