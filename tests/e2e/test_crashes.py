@@ -21,6 +21,16 @@ def _worker_processes(stack: Stack) -> list[int]:
     return worker_processes(stack.outputs["WorkerFunctionName"], stack.outputs["StandardQueueUrl"])
 
 
+def _standard_lanes_poller(stack: Stack) -> dict[str, Any]:
+    """The worker's event source for the standard lane."""
+    sources: list[dict[str, Any]] = stack.aws("lambda").list_event_source_mappings(
+        FunctionName=stack.outputs["WorkerFunctionName"]
+    )["EventSourceMappings"]
+    queue = stack.outputs["StandardQueueUrl"].rpartition("/")[2]
+    (source,) = (source for source in sources if source["EventSourceArn"].endswith(f":{queue}"))
+    return source
+
+
 def test_a_killed_workers_job_is_taken_over_within_90_seconds(stack: Stack, fake: Fake, mark: str) -> None:
     """SIGKILL in the middle of the call: the lease lapses, the repairer puts the job back, and it is answered."""
     fake.script(mark, {"text": "never read", "latency_seconds": 100}, {"text": "second"})
@@ -71,9 +81,7 @@ def test_a_terminated_worker_hands_its_job_back(stack: Stack, fake: Fake, mark: 
 def test_a_lost_hint_is_sent_again(stack: Stack, mark: str) -> None:
     """The queue lost it; the row is due, and the repairer sends another."""
     sqs, functions = stack.aws("sqs"), stack.aws("lambda")
-    (source,) = functions.list_event_source_mappings(FunctionName=stack.outputs["WorkerFunctionName"])[
-        "EventSourceMappings"
-    ]
+    source = _standard_lanes_poller(stack)
     functions.update_event_source_mapping(UUID=source["UUID"], Enabled=False)
     try:
         time.sleep(2)  # the poller's present round
@@ -118,9 +126,7 @@ def test_poison_becomes_a_dead_letter_with_its_reason(stack: Stack, mark: str) -
 def test_hints_that_the_redrive_policy_buries_end_their_job_as_failed(stack: Stack, mark: str) -> None:
     """After as many as attempts; the repairer explains the letter, and the job can be redriven."""
     sqs, functions = stack.aws("sqs"), stack.aws("lambda")
-    (source,) = functions.list_event_source_mappings(FunctionName=stack.outputs["WorkerFunctionName"])[
-        "EventSourceMappings"
-    ]
+    source = _standard_lanes_poller(stack)
     functions.update_event_source_mapping(UUID=source["UUID"], Enabled=False)
     try:
         time.sleep(2)  # the poller's present round
@@ -143,9 +149,7 @@ def test_hints_that_the_redrive_policy_buries_end_their_job_as_failed(stack: Sta
 def test_a_job_past_its_deadline_expires_without_a_call(stack: Stack, fake: Fake, mark: str) -> None:
     """Nobody started it in time."""
     functions = stack.aws("lambda")
-    (source,) = functions.list_event_source_mappings(FunctionName=stack.outputs["WorkerFunctionName"])[
-        "EventSourceMappings"
-    ]
+    source = _standard_lanes_poller(stack)
     functions.update_event_source_mapping(UUID=source["UUID"], Enabled=False)
     try:
         time.sleep(2)  # the poller's present round

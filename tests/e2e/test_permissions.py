@@ -604,7 +604,7 @@ def a_job_is_claimed(scene: Scene) -> None:
 
 def a_retry_is_hinted(scene: Scene, lane: str) -> None:
     """The job is put back with no hint, which its row tells; then it is answered."""
-    off = {"status": 429, "headers": {"retry-after": str(LATER_SECONDS)}}
+    off = {"status": 503, "headers": {"retry-after": str(LATER_SECONDS)}}
     job_id = scene.parked(off, {"text": "at last"}, priority=lane)
     scene.turn(job_id, "available_at")
     with scene.lacking():
