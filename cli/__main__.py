@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from backburner.models import Gauge, ModelInfo
+from backburner.models import ClientLimits, Gauge, ModelInfo
 from backburner.pricing import PriceList
-from cli.clients import create_client
+from cli.clients import create_client, limit_client, micro_usd
 from cli.limits import change, gauges, shown, state
 
 app = typer.Typer(no_args_is_help=True, help="Operate a Backburner deployment.")
@@ -47,6 +47,25 @@ def outputs(session: Any, stack: str) -> dict[str, str]:
     return found
 
 
+RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="0 for no limit.", show_default=False)]
+TokensPerDay = Annotated[
+    int | None, typer.Option(min=0, help="Input and output, by UTC's day; 0 for no limit.", show_default=False)
+]
+UsdPerDay = Annotated[
+    float | None, typer.Option(min=0, help="Dollars, by UTC's day; 0 for no limit.", show_default=False)
+]
+
+
+def limits_given(requests: int | None, tokens: int | None, usd: float | None) -> dict[str, int | None]:
+    """The limits that were named, a zero as None."""
+    given = {
+        "requests_per_minute": requests,
+        "tokens_per_day": tokens,
+        "micro_usd_per_day": None if usd is None else micro_usd(usd),
+    }
+    return {name: value or None for name, value in given.items() if value is not None}
+
+
 @clients.command("create")
 def create(
     client_id: Annotated[str, typer.Argument(help="Lower-case letters, digits and hyphens.")],
@@ -55,6 +74,9 @@ def create(
         bool | None,
         typer.Option(help="Let OpenAI keep its calls going in the background, or not; left out: as deployed."),
     ] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_day: TokensPerDay = None,
+    usd_per_day: UsdPerDay = None,
     stack: StackName = "backburner",
     profile: Profile = None,
     as_json: AsJson = False,
@@ -63,8 +85,10 @@ def create(
     session = boto3.Session(profile_name=profile)
     found = outputs(session, stack)
     table = session.resource("dynamodb").Table(found["ClientsTableName"])
+    wanted = ClientLimits(**limits_given(requests_per_minute, tokens_per_day, usd_per_day))
+    now = time.time_ns() // 1_000_000
     try:
-        key = create_client(table, client_id, name or client_id, time.time_ns() // 1_000_000, background=background)
+        key = create_client(table, client_id, name or client_id, now, background=background, limits=wanted)
     except ValueError as error:
         typer.secho(str(error), err=True, fg="red")
         raise typer.Exit(2) from error
@@ -75,6 +99,37 @@ def create(
     typer.echo(f"\n  {key}\n")
     typer.echo(f"Try it:  curl {found['ApiUrl']}/jobs -H 'Authorization: Bearer {key}' \\\n"
                "           -H 'Content-Type: application/json' -d '{\"prompt\":\"Name a river.\"}'")  # fmt: skip
+
+
+@clients.command("limit")
+def limit(
+    client_id: Annotated[str, typer.Argument(help="As it was created.")],
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_day: TokensPerDay = None,
+    usd_per_day: UsdPerDay = None,
+    stack: StackName = "backburner",
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set a client's limits, in force within half a minute."""
+    wanted = limits_given(requests_per_minute, tokens_per_day, usd_per_day)
+    if not wanted:
+        typer.secho("Say what to set, such as --requests-per-minute 60.", err=True, fg="red")
+        raise typer.Exit(2)
+    session = boto3.Session(profile_name=profile)
+    table = session.resource("dynamodb").Table(outputs(session, stack)["ClientsTableName"])
+    try:
+        now = limit_client(table, client_id, wanted)
+    except LookupError as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps(asdict(now)))
+        return
+    usd = None if now.micro_usd_per_day is None else now.micro_usd_per_day / 1_000_000
+    for name, value in (("requests a minute", now.requests_per_minute), ("tokens a day", now.tokens_per_day),
+                        ("dollars a day", usd)):  # fmt: skip
+        typer.echo(f"{name}: {'no limit' if value is None else f'{value:,}'}")
 
 
 PerMinute = Annotated[int | None, typer.Option(min=0, help="Per minute; 0 takes it back.", show_default=False)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from backburner.budgets import Budgets
 from backburner.delivery import WAITS_SECONDS, Delivery
 from backburner.execution import Execution, Leases
 from backburner.lifecycle import Lifecycle
@@ -27,6 +28,7 @@ from tests.fakes.memory import (
     MemoryNotices,
     MemoryPayloads,
     MemoryStore,
+    MemoryTallies,
     ScriptedProvider,
 )
 
@@ -66,12 +68,14 @@ class House:
     notices: Any = None
     channel: Any = field(default_factory=RecordingChannel)
     limits: Any = field(default_factory=MemoryLimits)
+    tallies: Any = None
     catalogue: Any = field(default_factory=MemoryCatalogue)
     channels: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
         self.notices = self.notices or MemoryNotices(self.clock)
+        self.tallies = self.tallies or MemoryTallies(self.store)
         self.lifecycle = Lifecycle(
             store=self.store,
             hints=self.hints,
@@ -80,6 +84,7 @@ class House:
             clock=self.clock,
             chance=self.chance,
             journal=self.journal,
+            tallies=self.tallies,
             attempts_max=self.attempts_max,
         )
         self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
@@ -91,6 +96,8 @@ class House:
             clock=self.clock,
             chance=self.chance,
             journal=self.journal,
+            budgets=Budgets(self.tallies, self.clock, self.chance, self.journal),
+            price=cost_micro_usd,
             default_model="m-1",
             lanes=frozenset(Lane),
             depths=self.depths,

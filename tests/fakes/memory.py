@@ -12,7 +12,9 @@ from typing import Any, Unpack
 from backburner.errors import JobFailed, PayloadMissing
 from backburner.models import (
     Answer,
+    Charge,
     Client,
+    ClientLimits,
     DeadLetter,
     EpochMs,
     EpochSeconds,
@@ -25,10 +27,11 @@ from backburner.models import (
     Micros,
     ModelInfo,
     Question,
+    Tally,
     Telling,
     Usage,
 )
-from backburner.ports import Background, Conflict, Guard, Patch, Stale, cursor_after, position_of
+from backburner.ports import Background, Conflict, Guard, Moved, Patch, Stale, cursor_after, position_of
 
 START: EpochMs = 1_800_000_000_000
 MODEL = ModelInfo(
@@ -105,7 +108,7 @@ class MemoryStore:
 
     def update(self, job_id: str, guard: Guard, **patch: Unpack[Patch]) -> Job:
         row = self.rows.get(job_id)
-        if row is None or not self._holds(guard, row):
+        if row is None or not self.holds(guard, row):
             raise Conflict(row)
         fields: dict[str, Any] = dict(patch)
         added = {name: fields.pop(f"add_{name}", 0) for name in ("claims", "attempts")}
@@ -120,7 +123,7 @@ class MemoryStore:
         self._write(row)
         return row
 
-    def _holds(self, guard: Guard, row: Job) -> bool:
+    def holds(self, guard: Guard, row: Job) -> bool:
         return all(
             (
                 row.status in guard.statuses,
@@ -221,6 +224,69 @@ class MemoryLimits:
         moved = {name: gauge.cursors.get(name, 0) + cost for name, cost in costs.items()}
         self.gauges[gauge.name] = replace(gauge, cursors=gauge.cursors | moved)
         return self.gauges[gauge.name]
+
+
+class MemoryTallies:
+    """The Limits table, for clients: its rows change together with the store's, under one lock."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.rows: dict[str, Tally] = {}
+        self._store = store
+        self._lock = threading.RLock()
+
+    def read(self, client_id: str) -> Tally | None:
+        return self.rows.get(client_id)
+
+    def admit(self, job: Job, now: EpochMs, before: Tally | None, after: Tally, limits: ClientLimits) -> Job | None:
+        with self._lock:
+            standing = self._store.rows.get(job.job_id)
+            if standing is not None and not standing.has_expired(now):
+                return standing
+            current = self.rows.get(job.client_id)
+            self.rows[job.client_id] = self._counted(current, before, after, job.charge, limits)
+            self._store.add(job, now)
+            return None
+
+    def _counted(
+        self, current: Tally | None, before: Tally | None, after: Tally, charge: Charge | None, limits: ClientLimits
+    ) -> Tally:
+        if (current is None) != (before is None):
+            raise Moved(current)
+        tokens, micro_usd = (charge.tokens, charge.micro_usd) if charge else (0, 0)
+        if current is None or before is None:
+            return after
+        if (current.minute, current.day) != (before.minute, before.day):
+            raise Moved(current)
+        new = after
+        if current.minute == after.minute:
+            new = replace(new, requests=current.requests + 1)
+            if limits.requests_per_minute is not None and new.requests > limits.requests_per_minute:
+                raise Moved(current)
+        if current.day == after.day:
+            new = replace(new, tokens=current.tokens + tokens, micro_usd=current.micro_usd + micro_usd)
+            if limits.tokens_per_day is not None and new.tokens > limits.tokens_per_day:
+                raise Moved(current)
+            if limits.micro_usd_per_day is not None and new.micro_usd > limits.micro_usd_per_day:
+                raise Moved(current)
+            if before.warned == after.warned:
+                new = replace(new, warned=current.warned)
+        return new
+
+    def settle(self, job: Job, guard: Guard, patch: Patch, change: Charge) -> None:
+        with self._lock:
+            row = self._store.rows.get(job.job_id)
+            if row is None or not self._store.holds(guard, row):
+                raise Conflict(row)
+            current = self.rows.get(job.client_id)
+            if current is None or current.day != change.day:
+                raise Moved(current)
+            new = replace(
+                current, tokens=current.tokens + change.tokens, micro_usd=current.micro_usd + change.micro_usd
+            )
+            if min(new.tokens, new.micro_usd) < 0:
+                raise Moved(current)
+            self._store.update(job.job_id, guard, **patch)
+            self.rows[job.client_id] = new
 
 
 class MemoryPayloads:

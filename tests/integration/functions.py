@@ -17,6 +17,7 @@ import boto3
 import pytest
 
 from backburner import observability
+from backburner.models import ClientLimits
 from cli.clients import create_client
 from tests.integration.deployed import ROOT, Deployed, resources
 
@@ -122,10 +123,17 @@ class Stack:
                 logger.addHandler(self.log)
         return self._handlers[logical_id]
 
-    def client(self, client_id: str = "alice") -> str:
+    def client(self, client_id: str = "alice", **limits: int) -> str:
         """A new client's key."""
         table = boto3.resource("dynamodb").Table(self.deployed.names["ClientsTable"])
-        return create_client(table, client_id, client_id.title(), 1)
+        return create_client(table, client_id, client_id.title(), 1, limits=ClientLimits(**limits))
+
+    def tally(self, client_id: str) -> dict[str, int]:
+        """What the jobs of a limited client hold of today's budgets."""
+        client: Any = boto3.client("dynamodb")
+        key = {"limit_id": {"S": f"client#{client_id}"}}
+        item = client.get_item(TableName=self.deployed.names["LimitsTable"], Key=key)["Item"]
+        return {name: int(item[name]["N"]) for name in ("tokens", "micro_usd")}
 
     def provider_keys(self, text: str = '{"openai_api_key": " sk-openai \\n", "anthropic_api_key": "sk-ant"}') -> None:
         """Fill in the secret."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from backburner.models import (
     Attempt,
+    Charge,
     Failure,
     Job,
     JobStatus,
@@ -75,6 +76,7 @@ FULL = a_job(
         Notice("dead_letter", NoticeStatus.GIVEN_UP),
     ),
     ahead=17,
+    charge=Charge("2027-01-15", 1_000, 2**60, since=1),
 )  # fmt: skip
 """Every field has a value."""
 
@@ -111,6 +113,6 @@ jobs = st.builds(
     schema_version=st.just(1), claims=counts, attempts=counts, claimed_at=st.none() | instants,
     finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
-    ahead=st.none() | counts,
+    ahead=st.none() | counts, charge=st.none() | st.builds(Charge, names, counts, counts, counts),
 )  # fmt: skip
 """Any job that could stand in a row."""

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import boto3
 import botocore.client
 import pytest
 from botocore.exceptions import ClientError
 
 from backburner import bootstrap, lifecycle
 from backburner.execution import INLINE_BYTES_MAX
+from backburner.models import ClientLimits
 from backburner.providers import wire
+from cli.clients import limit_client, micro_usd
 from tests.fakes.provider import Behaviour, FakeProvider, Usage, anthropic_error, openai_error
 from tests.integration.deployed import Deployed, resources
 from tests.integration.functions import Context, Reply, Stack, event, sigterm_kept
@@ -932,3 +935,136 @@ def test_a_job_is_accepted_though_the_depth_of_its_lane_cannot_be_read(
     accepted = stack.post(stack.client(), {"prompt": "a"})
     assert accepted.status == 202
     assert "ahead" not in stack.row(accepted.json["job_id"])
+
+
+# ── Client limits ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DAY_SECONDS = 86_400
+SMALL = {"prompt": "Name a river.", "model": "gpt-5.4-mini", "max_tokens": 100}
+"""Five tokens of text, eight of a turn, a hundred of answer: at 0.75 and 4.50 dollars a million, 460 micro-dollars."""
+
+
+def test_a_limited_client_sees_where_it_stands(stack: Stack) -> None:
+    """In the headers of every answer, in the words of the IETF's draft; an unlimited one sees none."""
+    key = stack.client("alice", requests_per_minute=2, tokens_per_day=1_000, micro_usd_per_day=1_000_000)
+    accepted = stack.post(key, SMALL)
+    assert accepted.status == 202
+    assert accepted.headers["ratelimit-policy"].split(", ") == [
+        '"requests";q=2;w=60;qu="requests"',
+        '"tokens";q=1000;w=86400;qu="tokens"',
+        '"cost";q=1000000;w=86400;qu="micro-usd"',
+    ]
+    standing = re.fullmatch(
+        r'"requests";r=1;t=(\d+), "tokens";r=887;t=(\d+), "cost";r=999540;t=\2', accepted.headers["ratelimit"]
+    )
+    assert standing is not None
+    assert 0 < int(standing[1]) <= 60
+    assert 0 < int(standing[2]) <= DAY_SECONDS
+    assert not {"ratelimit", "ratelimit-policy"} & stack.post(stack.client("bob"), SMALL).headers.keys()
+
+
+def test_requests_beyond_the_minutes_are_a_429(stack: Stack, calls: Spy) -> None:
+    """With Retry-After; nothing is written for them. A replay is answered."""
+    key = stack.client("alice", requests_per_minute=1)
+    first = stack.post(key, SMALL, **{"Idempotency-Key": "k"})
+    calls.clear()
+    refusal = stack.post(key, SMALL)
+    if refusal.status == 202:  # the clock's minute has just begun
+        refusal = stack.post(key, SMALL)
+    problem(refusal, 429, "too_many_requests")
+    assert 0 < int(refusal.headers["retry-after"]) <= 60
+    assert '"requests";r=0;t=' in refusal.headers["ratelimit"]
+    assert not {"PutItem", "SendMessage"} & {operation for operation, _ in calls}
+    again = stack.post(key, SMALL, **{"Idempotency-Key": "k"})
+    assert (again.status, again.headers["idempotent-replayed"]) == (202, "true")
+    assert again.json["job_id"] == first.json["job_id"]
+
+
+@pytest.mark.parametrize("limits", [{"tokens_per_day": 150}, {"micro_usd_per_day": 510}], ids=str)
+def test_a_budget_is_charged_and_settled_by_the_functions(
+    stack: Stack, provider: FakeProvider, limits: dict[str, int]
+) -> None:
+    """One job fits; once it has ended, what it did not use is there for the next. `deliveries` say nothing of it."""
+    provider.script("river", Behaviour(text=RIVER, usage=Usage(input_tokens=6, output_tokens=10)))
+    key = stack.client("alice", **limits)
+    job_id = stack.post(key, SMALL).json["job_id"]
+    assert stack.tally("alice") == {"tokens": 113, "micro_usd": 460}
+    refusal = problem(stack.post(key, SMALL), 429, "budget_used_up")
+    assert "of your daily budget" in refusal["detail"]
+    assert 0 < int(stack.post(key, SMALL).headers["retry-after"]) <= DAY_SECONDS
+    assert stack.work() == 1
+    job = stack.get(key, job_id).json
+    assert job["status"] == "completed"
+    assert "deliveries" not in job
+    assert stack.tally("alice") == {"tokens": 16, "micro_usd": 50}
+    assert "due_at" not in stack.row(job_id)
+    assert stack.post(key, SMALL).status == 202
+
+
+def test_a_request_beyond_the_whole_budget_is_a_422(stack: Stack) -> None:
+    """It says so, since waiting does not help."""
+    key = stack.client("alice", tokens_per_day=112)
+    refusal = stack.post(key, SMALL)
+    detail = "This request may use 113 tokens; your whole daily budget is 112 tokens."
+    assert problem(refusal, 422, "over_budget")["detail"] == detail
+    assert "retry-after" not in refusal.headers
+    assert stack.rows() == []
+
+
+def test_a_cancelled_job_is_settled_by_the_endpoint(stack: Stack) -> None:
+    """At once."""
+    key = stack.client("alice", tokens_per_day=150)
+    job_id = stack.post(key, SMALL).json["job_id"]
+    assert stack.delete(key, job_id).status == 200
+    assert stack.tally("alice") == {"tokens": 0, "micro_usd": 0}
+    assert stack.post(key, SMALL).status == 202
+
+
+def test_a_settlement_that_failed_is_made_by_the_repairer(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is stored and read all the same."""
+    key = stack.client("alice", tokens_per_day=1_000)
+    job_id = stack.post(key, SMALL).json["job_id"]
+    with monkeypatch.context() as patch:
+        refuse(patch, "TransactWriteItems")
+        assert stack.work() == 1
+        assert stack.get(key, job_id).json["status"] == "completed"
+    assert stack.tally("alice") == {"tokens": 113, "micro_usd": 460}
+    stack.let_pass(job_id, "due_at")
+    stack.repair()
+    assert stack.tally("alice")["tokens"] < 113
+    assert "due_at" not in stack.row(job_id)
+
+
+def test_a_limited_request_costs_one_read_and_one_transaction(stack: Stack, calls: Spy) -> None:
+    """In the place of the put. An unlimited one costs what it did."""
+    limited, unlimited = stack.client("alice", tokens_per_day=1_000), stack.client("bob")
+    for key in (limited, unlimited):
+        assert stack.post(key, SMALL).status == 202  # both keys are known now, and the lane's depth
+    calls.clear()
+    stack.post(limited, SMALL)
+    assert [operation for operation, _ in calls] == ["GetItem", "TransactWriteItems", "SendMessage"]
+    calls.clear()
+    stack.post(unlimited, SMALL)
+    assert [operation for operation, _ in calls] == ["PutItem", "SendMessage"]
+
+
+def test_a_limit_set_by_the_operator_counts_for_every_key_of_the_client(stack: Stack) -> None:
+    """It comes with the client's row; taken back, it is gone."""
+    table = boto3.resource("dynamodb").Table(stack.deployed.names["ClientsTable"])
+    keys = [stack.client("alice"), stack.client("alice"), stack.client("bob")]
+    wanted: dict[str, int | None] = {"tokens_per_day": 112, "requests_per_minute": 5}
+    assert limit_client(table, "alice", wanted) == ClientLimits(requests_per_minute=5, tokens_per_day=112)
+    assert [stack.post(key, SMALL).status for key in keys] == [422, 422, 202]
+    stack = Stack(stack.deployed)  # the old one remembers its clients for a while
+    assert limit_client(table, "alice", {"tokens_per_day": None}) == ClientLimits(requests_per_minute=5)
+    assert [stack.post(key, SMALL).status for key in keys] == [202] * 3
+    assert limit_client(table, "alice", {"requests_per_minute": None, "micro_usd_per_day": 1}) == ClientLimits(
+        micro_usd_per_day=1
+    )
+    with pytest.raises(LookupError, match="carol"):
+        limit_client(table, "carol", {"tokens_per_day": 1})
+
+
+def test_dollars_become_whole_micro_dollars() -> None:
+    """As they are written, not as a binary fraction has them."""
+    assert [micro_usd(usd) for usd in (0.07, 1.1, 0.000001, 2, 19.99)] == [70_000, 1_100_000, 1, 2_000_000, 19_990_000]

@@ -33,7 +33,8 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
     """Live through one history, all of whose turns the dice decide, and check it. Raises Broken."""
     fate = Fate.dice(dice, chance=dice.choice((0.0, 0.02, 0.05, 0.15)), budget=dice.randint(0, 6))
     skews = tuple(dice.randint(-SKEW_MS_MAX // 2, SKEW_MS_MAX // 2) for _ in range(3))
-    world = World(fate, dice, skews=skews, outcomes=lambda _job: dice.choice(OUTCOMES)())
+    budget = dice.random() < 0.5
+    world = World(fate, dice, skews=skews, outcomes=lambda _job: dice.choice(OUTCOMES)(), budget=budget)
     world.background = dice.random() < 0.3
     nesting = 0
 
@@ -85,7 +86,17 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
         if dice.random() < 0.1:
             world.tell_again(job_id, container=dice.randrange(len(skews)))
 
+    def settling() -> None:
+        nonlocal nesting
+        if nesting < NESTING_MAX and dice.random() < 0.1:
+            nesting += 1
+            world.pass_time(dice.choice((1_000, 61_000)))
+            step()
+            world.repair(container=dice.randrange(len(skews)))
+            nesting -= 1
+
     world.telling = telling
+    world.settling = settling
     deadlines = (None, None, dice.choice((20, 90, 600)))
     world.thinking = thinking
     for _ in range(STEPS_MAX):

@@ -225,6 +225,36 @@ MUTANTS = (
         "            Guard(_UNFINISHED, claims=job.claims),\n            JobStatus.COMPLETED,",
         "            Guard(_PROCESSING, claims=job.claims, due_at=job.due_at),\n            JobStatus.COMPLETED,",
     ),
+    Mutant(
+        "settle a charge without asking whether somebody has",
+        "lifecycle.py",
+        "self.tallies.settle(current, _as_read(current), {",
+        "self.tallies.settle(current, Guard(_FINAL), {",
+    ),
+    Mutant(
+        "settle a charge apart from its row",
+        "lifecycle.py",
+        '{**patch, "charge": spent}, change)',
+        "patch, change)",
+    ),
+    Mutant(
+        "give nothing back when a job ends",
+        "lifecycle.py",
+        " + ((BUDGET,) if job.charge is not None else ())",
+        "",
+    ),
+    Mutant(
+        "forget what an answer cost that came too late",
+        "lifecycle.py",
+        "            if job.charge is None:\n                self.store.update",
+        "            if True:\n                self.store.update",
+    ),
+    Mutant(
+        "charge a redriven job with its first run again",
+        "lifecycle.py",
+        "return Charge(day_of(now), 0, 0, since=len(job.log))",
+        "return Charge(day_of(now), job.charge.tokens, job.charge.micro_usd)",
+    ),
 )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from backburner.errors import JobFailed, Overloaded, ProviderRefusedRequest, RateLimited
 from backburner.lifecycle import LEASE_MS
-from backburner.models import Gauge
+from backburner.models import Gauge, Usage
 from tests.simulation.hazards import Fate, Hazard
 from tests.simulation.world import Message, World
 
@@ -28,6 +28,9 @@ class Scenario:
     double: bool = False
     background: bool = False
     buried: int = 0
+    budget: bool = False
+    late_redrive: bool = False
+    """The redrive comes on the next day."""
     busy_ms: int = 0
     """The model's limit is taken by others for so long."""
 
@@ -65,6 +68,11 @@ def _followed_meanwhile(world: World, container: int, job_id: str) -> None:
         world.follow(job_id, container=1)
 
 
+def _billed() -> JobFailed:
+    """A failure that is billed all the same."""
+    return Overloaded(usage=Usage(2, 1))
+
+
 SCENARIOS = (
     Scenario("answered at once"),
     Scenario("answered at the second attempt", (Overloaded, "an answer")),
@@ -86,6 +94,19 @@ SCENARIOS = (
     Scenario("followed while it is worked on", thinking=_followed_meanwhile),
     Scenario("followed while it is worked on, and put back", (Overloaded, "an answer"), thinking=_followed_meanwhile),
     Scenario("not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3),
+    Scenario("charged to a budget", budget=True),
+    Scenario("charged, and settled by two at once", budget=True, double=True),
+    Scenario("charged, and cancelled while it is worked on", thinking=_cancelled_meanwhile, budget=True),
+    Scenario("charged, and taken over from a worker that stalls", thinking=_stall, budget=True),
+    Scenario("charged, dead, redriven", (_billed, _billed, _billed, "an answer"), redrive=True, budget=True),
+    Scenario(
+        "charged, dead, redriven on the next day",
+        (_billed, _billed, _billed, "an answer"),
+        redrive=True,
+        budget=True,
+        late_redrive=True,
+    ),
+    Scenario("charged, not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3, budget=True),
 )
 
 
@@ -97,7 +118,7 @@ def live(scenario: Scenario, fate: Fate) -> World:
         step = left.pop(0) if len(left) > 1 else left[0]
         return step if isinstance(step, str) else step()
 
-    world = World(fate, random.Random(0), outcomes=outcome, background=scenario.background)
+    world = World(fate, random.Random(0), outcomes=outcome, background=scenario.background, budget=scenario.budget)
     thought = False
 
     def thinking(container: int, job_id: str) -> None:
@@ -116,6 +137,15 @@ def live(scenario: Scenario, fate: Fate) -> World:
             world.tell_again(job_id, container=1)
 
     world.telling = telling
+
+    def settling() -> None:
+        nonlocal again
+        if again:
+            again = False
+            world.pass_time(61_000)
+            world.repair(container=1)
+
+    world.settling = settling
     if world.accept("k", deadline_seconds=scenario.deadline_seconds) is None:
         world.accept("k", deadline_seconds=scenario.deadline_seconds)  # the client tries again, once
     if scenario.cancel:
@@ -140,6 +170,9 @@ def live(scenario: Scenario, fate: Fate) -> World:
         world.tell(double=scenario.double)
         world.time += 61_000
         world.repair()
+    if scenario.late_redrive:
+        world.time += 3_600_000
+        world.accept("another")  # so that the day has a tally
     if scenario.redrive:
         world.redrive()
         for message in world.queue.ready():

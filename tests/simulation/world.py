@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backburner.budgets import day_of
 from backburner.delivery import WAITS_SECONDS
 from backburner.errors import (
     BackburnerError,
@@ -27,6 +28,8 @@ from backburner.models import (
     DEAD_LETTER,
     WEBSOCKET,
     Answer,
+    Charge,
+    ClientLimits,
     EpochMs,
     Hint,
     Job,
@@ -35,10 +38,11 @@ from backburner.models import (
     Lane,
     Limits,
     Question,
+    Tally,
     Telling,
     Usage,
 )
-from backburner.ports import Background
+from backburner.ports import Background, Guard, Patch
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import (
     MODEL,
@@ -51,6 +55,7 @@ from tests.fakes.memory import (
     MemoryNotices,
     MemoryPayloads,
     MemoryStore,
+    MemoryTallies,
 )
 from tests.simulation.hazards import Fate, Fated, FatedProvider, Killed
 
@@ -58,6 +63,8 @@ VISIBILITY_MS = 1_800_000
 TELLING_VISIBILITY_MS = 360_000
 RECEIVES_MAX = 3
 SKEW_MS_MAX = 5_000
+BEFORE_MIDNIGHT_MS = 57_000_000
+"""From START to ten minutes before its UTC day ends."""
 FORGETTING = {"store.update", "provider.ask"}
 """Where a strike may fall between a call's begin and the note of its name: the documented window."""
 DEAD_CODES = {
@@ -72,6 +79,8 @@ DEAD_CODES = {
 }
 
 
+BUDGET_LIMITS = ClientLimits(requests_per_minute=20, tokens_per_day=2_500)
+"""Two jobs at once, as they are charged; some hundreds, as they are settled."""
 LIMITED = replace(MODEL, limits=Limits(requests=12))
 """A call every five seconds: jobs sleep for their slots, and some are parked."""
 
@@ -115,6 +124,39 @@ class WatchedStore(MemoryStore):
         if before is not None and before.job_id in self._world.runs and before.created_at == row.created_at:
             self._world.check_transition(before, row)
         super()._write(row)
+
+
+class WatchedTallies(MemoryTallies):
+    """The clients' tallies, with the invariants of budgets checked at every write."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store)
+        self._world = world
+
+    def admit(self, job: Job, now: EpochMs, before: Tally | None, after: Tally, limits: ClientLimits) -> Job | None:
+        standing = super().admit(job, now, before, after, limits)
+        tally = self.rows[job.client_id]
+        if standing is None:
+            must(tally.tokens <= (limits.tokens_per_day or 0), "no budget is exceeded by what was accepted")
+            must(tally.requests <= (limits.requests_per_minute or 0), "no minute takes more requests than it may")
+        self.check()
+        return standing
+
+    def settle(self, job: Job, guard: Guard, patch: Patch, change: Charge) -> None:
+        if self._world.settling is not None and not self._world.fate.asleep:
+            self._world.settling()
+        super().settle(job, guard, patch, change)
+        self.check()
+
+    def check(self) -> None:
+        """The tally of a day that is not over is the sum of what its jobs hold."""
+        for client_id, tally in self.rows.items():
+            if tally.day < day_of(self._world.time):
+                continue
+            rows = [row for row in self._world.store.rows.values() if row.client_id == client_id]
+            charges = [row.charge for row in rows if row.charge is not None and row.charge.day == tally.day]
+            held = sum(charge.tokens for charge in charges), sum(charge.micro_usd for charge in charges)
+            must((tally.tokens, tally.micro_usd) == held, f"a tally is the sum of its jobs' charges: {tally}, {held}")
 
 
 @dataclass
@@ -233,13 +275,19 @@ class World:
     outcomes: Callable[[str], str | JobFailed] | None = None
     thinking: Callable[[int, str], None] | None = None
     telling: Callable[[str], None] | None = None
+    settling: Callable[[], None] | None = None
+    """What others do between a settlement's reading and its writing."""
     background: bool = False
+    budget: bool = False
+    """Whether the client has one; then the history begins ten minutes before midnight."""
     skews: tuple[int, ...] = (0, 0)
     attempts_max: int = 3
 
     def __post_init__(self) -> None:
-        self.time: EpochMs = START
+        self.time: EpochMs = START + (BEFORE_MIDNIGHT_MS if self.budget else 0)
+        self.client = replace(ALICE, limits=BUDGET_LIMITS) if self.budget else ALICE
         self.store = WatchedStore(self)
+        self.tallies = WatchedTallies(self)
         self.queue = LaneQueue(self)
         self.letters = MemoryDeadLetters()
         self.payloads = MemoryPayloads()
@@ -270,6 +318,7 @@ class World:
             hints=Fated(self.queue, "hints", self.fate),
             dead_letters=Fated(self.letters, "dead_letters", self.fate),
             notices=Fated(self.notices, "notices", self.fate),
+            tallies=Fated(self.tallies, "tallies", self.fate),
             limits=Fated(self.limits, "limits", self.fate),
             catalogue=MemoryCatalogue(LIMITED),
             channel=Fated(Told(self), "channel", self.fate),
@@ -285,7 +334,7 @@ class World:
         run = self.runs.setdefault(job_id, Run())
         request = JobRequest(prompt=job_id, deadline_seconds=deadline_seconds)
         try:
-            accepted = self.containers[container].submission.accept(ALICE, request, key)
+            accepted = self.containers[container].submission.accept(self.client, request, key)
         except (Killed, BackburnerError):
             return None
         must(accepted.job.job_id == job_id, "one key, one job")
@@ -296,7 +345,7 @@ class World:
     def cancel(self, job_id: str, *, container: int = 0) -> None:
         """The client cancels."""
         try:
-            row = self.containers[container].submission.cancel(ALICE, job_id)
+            row = self.containers[container].submission.cancel(self.client, job_id)
         except (Killed, BackburnerError):
             return
         must(row.status is JobStatus.CANCELLED, "a cancellation that was confirmed has happened")
@@ -457,12 +506,20 @@ class World:
             buried = [letter for letter in self.letters.letters if letter.hint and letter.hint.job_id == job_id]
             dead = row.status is JobStatus.FAILED and any(n.target == DEAD_LETTER for n in row.outbox)
             must(not dead or any(b.hint and b.hint.died == row.claims for b in buried), "a dead job has its letter")
+            if row.charge is not None and not self._counts_no_more(row, row.charge):
+                must(row.charge == row.spent, f"what a job holds in the end is what it cost: {row.charge}, {row.spent}")
             if row.status is JobStatus.FAILED and row.error is not None and not dead:
                 must(row.error.code not in DEAD_CODES, "a dead job is an operator's business")
             must(not run.followed or WEBSOCKET in row.targets, "whoever was told that a job goes on is a target")
             times, targets = self.told[(job_id, row.claims, row.status)], len(row.targets)
             must(times >= targets, "every target of a final job is told")
             must(times == targets or self._window(), "a target is told twice only if telling or noting was cut off")
+
+    def _counts_no_more(self, row: Job, charge: Charge) -> bool:
+        """Whether the charge's day is over, or it is of a redrive that ended before its day had a tally."""
+        tally = self.tallies.rows.get(self.client.client_id)
+        uncounted = charge.day != day_of(row.created_at) and (charge.tokens, charge.micro_usd) == (0, 0)
+        return tally is None or tally.day != charge.day or uncounted
 
     def _window(self) -> bool:
         """Whether misfortune fell into the documented window: between the telling of a target and the note of it."""

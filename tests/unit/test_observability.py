@@ -21,6 +21,7 @@ CALL: dict[str, Any] = {
 }
 
 LIMITS = {Metric.PROVIDER_LIMIT, Metric.CONFIGURED_LIMIT}
+BUDGETS = {Metric.BUDGETS_NEARLY_USED, Metric.BUDGET_REFUSALS}
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_call_is_measured_by_model_and_by_client(capsys: pytest.CaptureFixture
     assert described["Namespace"] == NAMESPACE
     assert any("model" in dimensions for dimensions in described["Dimensions"])
     assert any("client" in dimensions for dimensions in described["Dimensions"])
-    assert {entry["Name"] for entry in described["Metrics"]} == set(Metric) - LIMITS
+    assert {entry["Name"] for entry in described["Metrics"]} == set(Metric) - LIMITS - BUDGETS
     assert line[Metric.SLOT_WAIT] == [250.0]
     assert line[Metric.CACHE_HIT_RATIO] == [75.0]
     assert line[Metric.COST] == [425.0]
@@ -73,6 +74,24 @@ def test_a_limit_that_differs_from_the_providers_word_is_measured(capsys: pytest
     assert {entry["Name"] for entry in described["Metrics"]} == LIMITS
     assert described["Dimensions"] == [["model", "dimension", "service"]]
     assert (line[Metric.PROVIDER_LIMIT], line[Metric.CONFIGURED_LIMIT]) == ([30.0], [60.0])
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize(
+    ("event", "metric"),
+    [("budget_nearly_used", Metric.BUDGETS_NEARLY_USED), ("budget_used_up", Metric.BUDGET_REFUSALS)],
+)
+def test_a_budget_near_its_end_is_counted_by_client(
+    capsys: pytest.CaptureFixture[str], event: str, metric: Metric
+) -> None:
+    """At four fifths once, and then each request that is refused for it."""
+    Logbook().note(event, client_id="alice", percent=80)
+    [line] = emitted(capsys)
+    [described] = line["_aws"]["CloudWatchMetrics"]
+    assert described["Namespace"] == NAMESPACE
+    assert ["client"] in described["Dimensions"]
+    assert [entry["Name"] for entry in described["Metrics"]] == [metric]
+    assert (line[metric], line["client"]) == ([1.0], "alice")
 
 
 @pytest.mark.usefixtures("service")

@@ -17,6 +17,7 @@ from backburner.settings import (
 
 COMMON = {
     "JOBS_TABLE": "jobs",
+    "LIMITS_TABLE": "limits",
     "PAYLOADS_BUCKET": "payloads",
     "INTERACTIVE_QUEUE_URL": "https://sqs.test/interactive",
     "STANDARD_QUEUE_URL": "https://sqs.test/standard",
@@ -31,6 +32,7 @@ ENDPOINT = COMMON | {
     "CLIENTS_TABLE": "clients",
     "LANE_DEPTH_MAX": "10000",
     "DEFAULT_MODEL": "m-1",
+    "DEFAULT_MAX_TOKENS": "1024",
     "DEFAULT_DEADLINE_SECONDS": "86400",
 }
 SOCKETS = {"CONNECTIONS_TABLE": "connections", "SOCKETS_URL": "https://sockets.test/api"}
@@ -38,8 +40,6 @@ STATUS = {
     **ENDPOINT,
     **SOCKETS,
     "LONG_POLL_SECONDS": "20",
-    "LIMITS_TABLE": "limits",
-    "DEFAULT_MAX_TOKENS": "1024",
     "INTERACTIVE_CONCURRENCY": "2",
     "STANDARD_CONCURRENCY": "3",
     "BULK_CONCURRENCY": "2",
@@ -47,7 +47,6 @@ STATUS = {
 WORKER = {
     **COMMON,
     **SOCKETS,
-    "LIMITS_TABLE": "limits",
     "PROVIDER_SECRET_ARN": "arn:x",
     "DEFAULT_MODEL": "m-1",
     "DEFAULT_MAX_TOKENS": "1024",

@@ -74,10 +74,16 @@ def _clients(*, patient: bool) -> Callable[[str], Any]:
     return cache(lambda service: client(service, connect_seconds=1, read_seconds=seconds, tries=tries))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """What stands between the commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
     """The life cycle over the AWS adapters."""
     from backburner.adapters.dynamodb import JobsTable
     from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue
+    from backburner.adapters.tallies import TalliesTable
     from backburner.lifecycle import Lifecycle
     from backburner.observability import Logbook
 
@@ -89,6 +95,7 @@ def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
         clock=SystemClock(),
         chance=SystemChance(),
         journal=Logbook(),
+        tallies=TalliesTable(aws("dynamodb"), settings.limits_table, settings.jobs_table),
         attempts_max=settings.max_attempts,
         retention_seconds=settings.retention_days * 86_400,
         retry_unknown=settings.on_unknown_outcome == "retry",
@@ -103,7 +110,7 @@ def _payloads(settings: Common) -> Any:
     def s3() -> Any:
         from backburner.adapters.aws import client
 
-        return client("s3", connect_seconds=1, read_seconds=2.5, tries=2)
+        return client("s3", connect_seconds=1, read_seconds=2, tries=2)
 
     return PayloadsBucket(s3, settings.payloads_bucket)
 
@@ -118,7 +125,8 @@ def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, aw
 
 def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submission:
     from backburner.adapters.sqs import LaneDepths
-    from backburner.pricing import PriceList
+    from backburner.budgets import Budgets
+    from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import StatusSettings
     from backburner.submission import Submission
 
@@ -127,7 +135,6 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
     if isinstance(settings, StatusSettings):
         more = {
             "limiter": _limiter(settings, lifecycle, aws),
-            "default_max_tokens": settings.default_max_tokens,
             "at_once": {
                 Lane.INTERACTIVE: settings.interactive_concurrency * BATCH,
                 Lane.STANDARD: settings.standard_concurrency * BATCH,
@@ -142,7 +149,11 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
         clock=lifecycle.clock,
         chance=lifecycle.chance,
         journal=lifecycle.journal,
+        budgets=Budgets(lifecycle.tallies, lifecycle.clock, lifecycle.chance, lifecycle.journal),
+        price=cost_micro_usd,
         default_model=settings.default_model,
+        default_max_tokens=settings.default_max_tokens,
+        fallback_models=_names(settings.fallback_models),
         lanes=frozenset(Lane),
         depths=LaneDepths(aws("sqs"), _lanes(settings)),
         lane_depth_max=settings.lane_depth_max,
@@ -274,7 +285,7 @@ def worker() -> Handler:
         default_model=settings.default_model,
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,
-        fallback_models=tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip()),
+        fallback_models=_names(settings.fallback_models),
         deltas=live,
     )
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from backburner.errors import PayloadMissing, Refusal
-from backburner.models import DEAD_LETTER, Attempt, EpochMs, Job, Outlook, Usage
+from backburner.models import INTERNAL_TARGETS, Attempt, EpochMs, Job, Outlook, Usage
 from backburner.ports import PayloadStore
 
 LINK_SECONDS = 900
@@ -54,7 +54,7 @@ def job_document(
                 last_error=notice.last_error,
             )
             for notice in job.outbox
-            if notice.target != DEAD_LETTER
+            if notice.target not in INTERNAL_TARGETS
         ]
         or None,
         receipt=[_receipt_line(attempt) for attempt in job.log] or None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from backburner.models import Failure, Limits, Usage
+from backburner.models import Failure, Limits, Quota, Usage
 
 MESSAGE_CHARACTERS_MAX = 500
 
@@ -38,6 +38,7 @@ class Refusal(BackburnerError):
     """The request was refused."""
 
     http_status: ClassVar[int] = 400
+    quotas: tuple[Quota, ...] = ()
     retry_after_seconds: int | None = None
 
     def __init__(
@@ -142,6 +143,29 @@ class LaneFull(Refusal):
     retryable = True
 
 
+class TooManyRequests(Refusal):
+    """Your requests per minute are used up. Send it again in the next minute."""
+
+    code = "too_many_requests"
+    http_status = 429
+    retryable = True
+
+
+class BudgetUsedUp(Refusal):
+    """What is left of your daily budget is less than this request may cost. It is whole again at midnight UTC."""
+
+    code = "budget_used_up"
+    http_status = 429
+    retryable = True
+
+
+class OverBudget(Refusal):
+    """This request alone may cost more than your whole daily budget. Make it smaller, or lower max_tokens."""
+
+    code = "over_budget"
+    http_status = 422
+
+
 # ── Ports that failed ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -150,6 +174,10 @@ class PortUnavailable(BackburnerError):
 
     code = "unavailable"
     retryable = True
+
+
+class Busy(PortUnavailable):
+    """Others were writing the same rows at this very moment."""
 
 
 class PayloadMissing(BackburnerError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from backburner.errors import (
     UnsupportedMediaType,
 )
 from backburner.intake import parse_object, validated
-from backburner.models import Client, Job, JobRequest, JobStatus
+from backburner.models import Client, Job, JobRequest, JobStatus, Quota
 from backburner.ports import Chance, Clients, Clock, Journal, Tickets
 from backburner.submission import Submission
 
@@ -130,11 +130,21 @@ def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> R
     return Response(status, content_type="application/json", body=body, headers=dict(headers or {}))
 
 
+def _quota_headers(quotas: Sequence[Quota]) -> dict[str, str]:
+    """Where a limited client stands, as draft-ietf-httpapi-ratelimit-headers spells it; none for others."""
+    if not quotas:
+        return {}
+    policies = (f'"{q.name}";q={q.limit};w={q.window_seconds};qu="{q.unit}"' for q in quotas)
+    standings = (f'"{q.name}";r={q.remaining};t={q.reset_seconds}' for q in quotas)
+    return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(standings)}
+
+
 def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
     """An error as a problem document."""
     more = dict(headers or {})
     if refusal.retry_after_seconds is not None:
         more["Retry-After"] = str(refusal.retry_after_seconds)
+    more |= _quota_headers(refusal.quotas)
     if isinstance(refusal, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
     return Response(
@@ -219,7 +229,7 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         # Relative to the request's own address, so that it holds under any stage or base path.
         here = "" if (app.current_event.path or "").endswith("/") else "jobs/"
         more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
-        return _json(202, json_text(document), more)
+        return _json(202, json_text(document), more | _quota_headers(accepted.quotas))
 
     return _handler(app)
 

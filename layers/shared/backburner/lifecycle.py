@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from backburner.budgets import day_of
 from backburner.errors import (
+    Busy,
     DeadlinePassed,
     JobFailed,
     OutcomeUnknown,
@@ -24,8 +26,10 @@ from backburner.errors import (
     WorkerLost,
 )
 from backburner.models import (
+    BUDGET,
     DEAD_LETTER,
     Attempt,
+    Charge,
     EpochMs,
     Failure,
     Hint,
@@ -46,8 +50,10 @@ from backburner.ports import (
     HintQueue,
     JobStore,
     Journal,
+    Moved,
     NoticeQueue,
     Patch,
+    Tallies,
 )
 
 LEASE_MS = 30_000
@@ -70,6 +76,9 @@ DEAD_SECONDS = 14 * 86_400
 """SQS keeps a dead letter for at most so long; its row must be there for the redrive."""
 FINISH_PAUSES_SECONDS = (0.2, 1.0, 3.0)
 """Between tries to store an answer that is already paid for."""
+SETTLE_TRIES_MAX = 5
+SETTLE_PAUSE_SECONDS = 0.2
+"""Jobs of one client end at the same moment; what is not settled then, the repairer settles."""
 
 _UNFINISHED = frozenset({JobStatus.QUEUED, JobStatus.PROCESSING})
 _FINAL = frozenset(status for status in JobStatus if status.is_final)
@@ -87,6 +96,19 @@ def patience(job: Job, now: EpochMs) -> int:
     return min(max(waited, PATIENCE_MS), PATIENCE_MS_MAX)
 
 
+def _as_read(job: Job) -> Guard:
+    """An ended job of which nothing was told since it was read."""
+    return Guard(_FINAL, claims=job.claims, outbox=job.outbox)
+
+
+def _noted(job: Job, notice: Notice) -> Patch:
+    """The notice in its place in the outbox; when none is pending any more, nobody need look at the row again."""
+    outbox = tuple(notice if other.target == notice.target else other for other in job.outbox)
+    pending = [other for other in outbox if other.status is NoticeStatus.PENDING]
+    due = [other.lease_until + NOTICE_GRACE_MS if other.lease_until else job.due_at or 0 for other in pending]
+    return {"outbox": outbox, "due_at": min(due, default=None)}
+
+
 @dataclass(frozen=True)
 class Lifecycle:
     """The verbs, over the ports they need. `attempts_max` is the most provider calls of one run of a job."""
@@ -98,6 +120,7 @@ class Lifecycle:
     clock: Clock
     chance: Chance
     journal: Journal
+    tallies: Tallies
     attempts_max: int = 3
     retention_seconds: int = 14 * 86_400
     retry_unknown: bool = True
@@ -162,6 +185,7 @@ class Lifecycle:
             handle=None,
             slot=None,
             place=None,
+            charge=self._charge_of_new_run(job, now),
             add_claims=1,
         )
 
@@ -276,7 +300,10 @@ class Lifecycle:
     def record_discarded(self, job: Job, attempt: Attempt) -> None:
         """Keep the usage of an answer that came too late to count."""
         try:
-            self.store.update(job.job_id, Guard(_FINAL | _UNFINISHED), append_log=(attempt,))
+            if job.charge is None:
+                self.store.update(job.job_id, Guard(_FINAL | _UNFINISHED), append_log=(attempt,))
+            else:
+                self._charge_discarded(job, attempt)
         except (Conflict, PortUnavailable):
             self.journal.note("usage_unrecorded", job_id=job.job_id)
 
@@ -415,6 +442,8 @@ class Lifecycle:
         for notice in job.pending:
             if notice.target == DEAD_LETTER:
                 self._bury(job)
+            elif notice.target == BUDGET:
+                self._settle_charge(job)
             elif notice.lease_until <= now:
                 self.remind_of(job, notice)
 
@@ -444,15 +473,7 @@ class Lifecycle:
 
         Raises Conflict when the outbox has changed since it was read.
         """
-        outbox = tuple(notice if other.target == notice.target else other for other in job.outbox)
-        pending = [other for other in outbox if other.status is NoticeStatus.PENDING]
-        due = [other.lease_until + NOTICE_GRACE_MS if other.lease_until else job.due_at or 0 for other in pending]
-        return self.store.update(
-            job.job_id,
-            Guard(_FINAL, claims=job.claims, outbox=job.outbox),
-            outbox=outbox,
-            due_at=min(due, default=None),
-        )
+        return self.store.update(job.job_id, _as_read(job), **_noted(job, notice))
 
     def _bury(self, job: Job) -> None:
         error = job.error or WorkerLost().failure()
@@ -489,6 +510,72 @@ class Lifecycle:
                 row = conflict.current
         return row
 
+    # ── Budgets ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _settle_charge(self, job: Job) -> None:
+        """Put what the job cost in the place of what it was charged with, once: row and tally change in one step.
+
+        The tally of another day is no longer kept; then there is nothing to settle.
+        """
+        current: Job | None = job
+        kept, tries = True, 0
+        while current is not None and current.claims == job.claims:
+            notice = next((notice for notice in current.pending if notice.target == BUDGET), None)
+            if notice is None:
+                return
+            charge, spent = current.charge, current.spent
+            patch = _noted(current, replace(notice, status=NoticeStatus.DELIVERED, told_at=self.clock.now()))
+            try:
+                if kept and charge is not None and spent is not None:
+                    change = Charge(charge.day, spent.tokens - charge.tokens, spent.micro_usd - charge.micro_usd)
+                    self.tallies.settle(current, _as_read(current), {**patch, "charge": spent}, change)
+                else:
+                    self.store.update(current.job_id, _as_read(current), **patch)
+                return
+            except Conflict as conflict:
+                current = conflict.current
+            except Moved:
+                kept = False
+            except Busy:
+                tries += 1
+                if tries == SETTLE_TRIES_MAX:
+                    raise
+                self.clock.sleep(self.chance.uniform(0.0, SETTLE_PAUSE_SECONDS))
+
+    def _charge_discarded(self, job: Job, attempt: Attempt) -> None:
+        """Keep the usage in the receipt, which is what is settled; where it was settled already, it is due once more.
+
+        Raises Conflict, PortUnavailable.
+        """
+        current: Job | None = job
+        while current is not None:
+            try:
+                if not current.status.is_final:
+                    self.store.update(job.job_id, Guard(_UNFINISHED), append_log=(attempt,))
+                    return
+                # The raised count of tries turns away whoever is settling now, by the receipt without this line.
+                due = tuple(
+                    replace(notice, status=NoticeStatus.PENDING, tries=notice.tries + 1)
+                    if notice.target == BUDGET
+                    else notice
+                    for notice in current.outbox
+                )
+                self.store.update(
+                    job.job_id, _as_read(current), outbox=due, due_at=self.clock.now(), append_log=(attempt,)
+                )
+                return
+            except Conflict as conflict:
+                current = conflict.current
+
+    def _charge_of_new_run(self, job: Job, now: EpochMs) -> Charge | None:
+        """What the tally holds for a redriven job: on the same day, what it held before, settled or not.
+
+        On a later day nothing, and the first run counts no more. What the new run costs is added at its end.
+        """
+        if job.charge is None or job.charge.day >= day_of(now):
+            return job.charge
+        return Charge(day_of(now), 0, 0, since=len(job.log))
+
     # ── The end itself ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(
@@ -505,7 +592,8 @@ class Lifecycle:
     ) -> bool:
         """The one write of a final status. False, and nothing changed, if somebody else ended or took the job."""
         now = self.clock.now()
-        outbox = tuple(Notice(target) for target in ((DEAD_LETTER,) if dead else ()) + job.targets)
+        targets = ((DEAD_LETTER,) if dead else ()) + job.targets + ((BUDGET,) if job.charge is not None else ())
+        outbox = tuple(Notice(target) for target in targets)
         patch_log = (attempt,) if attempt is not None else ()
 
         def write() -> Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -180,6 +180,13 @@ class JobRequest(BaseModel):
         return self
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a model is given to read."""
+        turns = tuple(turn.content for turn in self.messages or ())
+        shape = (canonical_json(self.response_format.json_schema),) if self.response_format else ()
+        return (*(text for text in (self.system_prompt, self.prompt) if text is not None), *turns, *shape)
+
+    @property
     def lane(self) -> Lane:
         """The lane asked for, or the standard one."""
         return Lane(self.priority or Lane.STANDARD)
@@ -199,15 +206,72 @@ def fingerprint(canonical_request: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a client may use. Minutes and days are those of UTC's clock. None: as much as it likes."""
+
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    micro_usd_per_day: int | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether what a job costs is limited, not only how many there are."""
+        return self.tokens_per_day is not None or self.micro_usd_per_day is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """Who may submit jobs. `client_id` also names the client's message group in the queues.
 
     background: whether providers may keep this client's calls going in the background; None: as the deployment says.
+    limits: None for a client without any, of whom nothing is counted.
     """
 
     client_id: str
     name: str
     background: bool | None = None
+    limits: ClientLimits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one job takes from its client's budgets of one day, which is written as 2026-11-29.
+
+    since: the first line of the receipt that counts; those before are of a run of an earlier day.
+    """
+
+    day: str
+    tokens: int
+    micro_usd: int
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a limited client has used: requests of a minute, and of a day the sum of its jobs' charges.
+
+    minute: whole minutes since the epoch.
+    warned: the highest share of a budget, in percent, that was told of on that day.
+    """
+
+    minute: int
+    requests: int
+    day: str
+    tokens: int = 0
+    micro_usd: int = 0
+    warned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One limit of a client as its replies tell it: `remaining` of `limit` until the window ends in so many seconds."""
+
+    name: str
+    unit: str
+    limit: int
+    window_seconds: int
+    remaining: int
+    reset_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +494,10 @@ DEAD_LETTER = "dead_letter"
 """The target that every dead job has: the operator, by the dead-letter queue."""
 WEBSOCKET = "websocket"
 """The target of a job that is followed over the WebSocket API: whoever has subscribed to it."""
+BUDGET = "budget"
+"""The target of a job that was charged to a budget: its client's tally, which is to learn what the job really cost."""
+INTERNAL_TARGETS = frozenset({DEAD_LETTER, BUDGET})
+"""Targets that are not the client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,6 +540,7 @@ class Job:
     metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
     ahead: hints that waited in the lane when it was accepted, roughly; None: not known.
+    charge: what its client's tally holds for it: the worst case at first, what it cost once that is settled.
     """
 
     job_id: str
@@ -505,6 +574,7 @@ class Job:
     targets: tuple[str, ...] = ()
     outbox: tuple[Notice, ...] = ()
     ahead: int | None = None
+    charge: Charge | None = None
 
     def has_expired(self, now: EpochMs) -> bool:
         """Whether the row counts as absent: TTL deletes late, so every reader asks this."""
@@ -525,6 +595,15 @@ class Job:
         """What all calls of the job cost together, as far as known."""
         costs = [line.cost_micro_usd for line in self.log if line.cost_micro_usd is not None]
         return sum(costs) if costs else None
+
+    @property
+    def spent(self) -> Charge | None:
+        """What its calls have used by now, as far as known, in the place of its charge."""
+        if self.charge is None:
+            return None
+        lines = self.log[self.charge.since :]
+        tokens = sum(line.usage.total_tokens for line in lines if line.usage is not None)
+        return replace(self.charge, tokens=tokens, micro_usd=sum(line.cost_micro_usd or 0 for line in lines))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ NAMESPACE = "Backburner"
 
 
 class Metric(StrEnum):
-    """The metrics of a provider call, by model and by client, and of a provider's limits, by model and dimension."""
+    """The metrics of a provider call, by model and by client; of a provider's limits, by model and dimension; and of a
+    client's budgets.
+    """
 
     CALLS = "Calls"
     CALL_DURATION = "CallDuration"
@@ -25,6 +27,8 @@ class Metric(StrEnum):
     SLOT_WAIT = "SlotWait"
     PROVIDER_LIMIT = "ProviderLimit"
     CONFIGURED_LIMIT = "ConfiguredLimit"
+    BUDGETS_NEARLY_USED = "BudgetsNearlyUsed"
+    BUDGET_REFUSALS = "BudgetRefusals"
 
 
 @cache
@@ -44,6 +48,21 @@ class Logbook:
             _measure(given)
         elif event == "limit_differs":
             _measure_limit(given)
+        elif event in _COUNTED:
+            _count(_COUNTED[event], given)
+
+
+_COUNTED = {"budget_nearly_used": Metric.BUDGETS_NEARLY_USED, "budget_used_up": Metric.BUDGET_REFUSALS}
+"""Events of a client that are metrics as well: 80 % of a budget, once a day, and each request refused beyond 100 %."""
+
+
+def _count(metric: Metric, event: dict[str, Any]) -> None:
+    from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit  # noqa: PLC0415  as below
+
+    metrics = EphemeralMetrics(namespace=NAMESPACE)
+    metrics.add_dimensions(client=str(event["client_id"]))
+    metrics.add_metric(metric, MetricUnit.Count, 1)
+    metrics.flush_metrics()
 
 
 def _measure(call: dict[str, Any]) -> None:

@@ -13,7 +13,9 @@ from backburner.errors import InvalidRequest
 from backburner.models import (
     Answer,
     Attempt,
+    Charge,
     Client,
+    ClientLimits,
     DeadLetter,
     EpochMs,
     EpochSeconds,
@@ -32,6 +34,7 @@ from backburner.models import (
     Payload,
     Question,
     Slot,
+    Tally,
     Telling,
     Usage,
     canonical_json,
@@ -85,6 +88,7 @@ class Patch(TypedDict, total=False):
     error: Failure | None
     outbox: tuple[Notice, ...]
     targets: tuple[str, ...]
+    charge: Charge | None
     add_claims: int
     add_attempts: int
     append_log: tuple[Attempt, ...]
@@ -197,6 +201,34 @@ class Clients(Protocol):
 
     def find(self, key_hash: str) -> Client | None:
         """The client whose API key has this SHA-256 (hex), if it is not disabled."""
+
+
+class Moved(Exception):
+    """A conditional change of a tally was refused; `current` is what stands there, None if nothing does."""
+
+    def __init__(self, current: Tally | None) -> None:
+        super().__init__()
+        self.current = current
+
+
+class Tallies(Protocol):
+    """The Limits table, as far as clients are concerned. A tally changes only in one step with a job's row."""
+
+    def read(self, client_id: str) -> Tally | None:
+        """The client's tally as last written."""
+
+    def admit(self, job: Job, now: EpochMs, before: Tally | None, after: Tally, limits: ClientLimits) -> Job | None:
+        """Store a new job as JobStore.add does, and count it: the step from `before` to `after` is added.
+
+        What stands there may have grown since `before` was read, but must be of the same minute and day, and must not
+        come to exceed the limits. Raises Moved, in which case nothing was stored; Busy.
+        """
+
+    def settle(self, job: Job, guard: Guard, patch: Patch, change: Charge) -> None:
+        """Write the patch as JobStore.update does, and add the change to the tally of that day, in one step.
+
+        Raises Conflict; Moved when the tally is of another day, or would fall below zero; Busy.
+        """
 
 
 class Stale(Exception):

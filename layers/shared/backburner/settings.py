@@ -24,6 +24,7 @@ class Common(Settings):
     """What every function that changes jobs needs."""
 
     jobs_table: str
+    limits_table: str
     payloads_bucket: str
     interactive_queue_url: str
     standard_queue_url: str
@@ -41,6 +42,8 @@ class EndpointSettings(Common):
     clients_table: str
     lane_depth_max: Annotated[int, Field(ge=1)]
     default_model: str
+    default_max_tokens: Annotated[int, Field(ge=1, le=128_000)]
+    fallback_models: str = ""
     default_deadline_seconds: Annotated[int, Field(ge=60, le=604_800)]
     background_calls: bool = False
     extra_models: str = ""
@@ -49,8 +52,6 @@ class EndpointSettings(Common):
 class StatusSettings(EndpointSettings):
     """status: the rest of the endpoint."""
 
-    limits_table: str
-    default_max_tokens: Annotated[int, Field(ge=1, le=128_000)]
     interactive_concurrency: Annotated[int, Field(ge=2)]
     standard_concurrency: Annotated[int, Field(ge=2)]
     bulk_concurrency: Annotated[int, Field(ge=2)]
@@ -69,7 +70,6 @@ class WebsocketSettings(EndpointSettings):
 class WorkerSettings(Common):
     """worker."""
 
-    limits_table: str
     connections_table: str
     sockets_url: str
     provider_secret_arn: str

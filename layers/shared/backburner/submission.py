@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from backburner.budgets import Budgets, Price, quotas, worst_case
 from backburner.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -15,11 +16,13 @@ from backburner.errors import (
     JobNotFound,
     LaneFull,
     PortUnavailable,
+    Refusal,
     Unavailable,
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
     WEBSOCKET,
+    Charge,
     Client,
     Job,
     JobRequest,
@@ -29,6 +32,7 @@ from backburner.models import (
     Outlook,
     Payload,
     Question,
+    Quota,
     canonical_json,
     fingerprint,
 )
@@ -53,10 +57,11 @@ def job_id_for(client_id: str, idempotency_key: str) -> str:
 
 @dataclass(frozen=True)
 class Accepted:
-    """An accepted job; `replayed` if an earlier request had created it."""
+    """An accepted job; `replayed` if an earlier request had created it. `quotas`: where a limited client stands now."""
 
     job: Job
     replayed: bool
+    quotas: tuple[Quota, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,23 +75,27 @@ class Submission:
     clock: Clock
     chance: Chance
     journal: Journal
+    budgets: Budgets
+    price: Price
     default_model: str
     lanes: frozenset[Lane]
     depths: Depths
+    default_max_tokens: int = 1024
+    fallback_models: tuple[str, ...] = ()
     lane_depth_max: int = 10_000
     deadline_seconds: int = 86_400
     retention_seconds: int = 14 * 86_400
     background: bool = False
     limiter: Limiter | None = None
     """Only where jobs are shown and cancelled."""
-    default_max_tokens: int = 1024
     at_once: Mapping[Lane, int] = field(default_factory=dict)
     """Jobs of a lane that run at once at most."""
 
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
 
-        Raises InvalidRequest, IdempotencyConflict, LaneFull, or Unavailable when it is not known to be durable.
+        Raises Refusal: InvalidRequest, IdempotencyConflict, LaneFull, for one of the client's limits, or Unavailable
+        when it is not known to be durable.
         """
         self._check(request)
         try:
@@ -95,37 +104,52 @@ class Submission:
             raise Unavailable from error
 
     def _accept(self, client: Client, request: JobRequest, idempotency_key: str | None) -> Accepted:
-        ahead = self.depths.waiting(request.lane)
-        # A lane of unknown depth takes jobs: whoever cannot read it now could not tell the caller when to come back.
-        if ahead is not None and ahead > self.lane_depth_max and not self._is_replay(client, idempotency_key):
-            self.journal.note("lane_full", client_id=client.client_id, lane=request.lane, ahead=ahead)
-            raise LaneFull(
-                f"{ahead} jobs wait in the lane {request.lane}, which takes {self.lane_depth_max}.",
-                retry_after_seconds=self._retry_after_seconds(ahead),
-            )
         stored = request.canonical(leave_out=KEPT_APART)
-        new = self._job(client, request, stored, idempotency_key, ahead)
-        if new.request.key is not None:
-            self.payloads.put(new.request.key, stored)  # before the row, which must never point at nothing
-        standing = self.store.add(new, self.clock.now())
+        new = self._job(client, request, stored, idempotency_key)
+        try:
+            new, standing, left = self._store(client, new, stored)
+        except Refusal as refusal:
+            # A replay adds nothing, so it is answered however full the lane and however little is left to the client.
+            standing, left = self._known(new, idempotency_key), refusal.quotas
+            if standing is None:
+                self.journal.note(refusal.code, client_id=client.client_id, lane=new.lane, ahead=new.ahead)
+                raise
         if standing is None or standing.owner == new.owner:  # the latter: only the reply to the first try was lost
             self.lifecycle.hint(new)
             self.journal.note("job_accepted", job_id=new.job_id, client_id=client.client_id, lane=new.lane)
-            return Accepted(new, replayed=False)
+            return Accepted(new, replayed=False, quotas=left)
         if standing.fingerprint != new.fingerprint:
             raise IdempotencyConflict(field="Idempotency-Key")
         if standing.status is JobStatus.QUEUED and standing.due_at is not None and standing.due_at <= new.created_at:
             with suppress(Conflict):  # another replay or a worker was faster
                 self.lifecycle.resend(standing)  # its hint is known to be missing, or long unanswered
         self.journal.note("job_replayed", job_id=new.job_id, client_id=client.client_id, status=standing.status)
-        return Accepted(standing, replayed=True)
+        return Accepted(standing, replayed=True, quotas=left)
 
-    def _is_replay(self, client: Client, idempotency_key: str | None) -> bool:
-        """Whether the key names a job already. Asked only where it matters: the put that follows tells it, too."""
-        if idempotency_key is None:
-            return False
-        standing = self.store.get(job_id_for(client.client_id, idempotency_key))
-        return standing is not None and not standing.has_expired(self.clock.now())
+    def _store(self, client: Client, new: Job, text: str) -> tuple[Job, Job | None, tuple[Quota, ...]]:
+        """Store the job, unless its key names another; the job as stored, that other one, and what is left.
+
+        Raises Refusal, PortUnavailable.
+        """
+        # A lane of unknown depth takes jobs: whoever cannot read it now could not tell the caller when to come back.
+        if new.ahead is not None and new.ahead > self.lane_depth_max:
+            raise LaneFull(
+                f"{new.ahead} jobs wait in the lane {new.lane}, which takes {self.lane_depth_max}.",
+                retry_after_seconds=self._retry_after_seconds(new.ahead),
+            )
+        limits = client.limits
+        tally = None if limits is None else self.budgets.look(client.client_id, limits, new.charge)
+        if new.request.key is not None:
+            self.payloads.put(new.request.key, text)  # before the row, which must never point at nothing
+        if limits is None:
+            return new, self.store.add(new, self.clock.now()), ()
+        new, standing, tally = self.budgets.admit(new, limits, tally)
+        return new, standing, quotas(limits, tally, self.clock.now())
+
+    def _known(self, new: Job, idempotency_key: str | None) -> Job | None:
+        """The job that the key names already."""
+        standing = None if idempotency_key is None else self.store.get(new.job_id)
+        return None if standing is None or standing.has_expired(self.clock.now()) else standing
 
     def _retry_after_seconds(self, ahead: int) -> int:
         """A rough estimate that grows with the excess; with jitter, or all who were refused would be back at once."""
@@ -249,9 +273,7 @@ class Submission:
         if request.lane not in self.lanes:
             raise InvalidRequest(f"this deployment has no lane {request.lane}", field="priority")
 
-    def _job(
-        self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None, ahead: int | None
-    ) -> Job:
+    def _job(self, client: Client, request: JobRequest, stored: str, idempotency_key: str | None) -> Job:
         now = self.clock.now()
         nonce = self.chance.name()
         job_id = f"job_{nonce}" if idempotency_key is None else job_id_for(client.client_id, idempotency_key)
@@ -274,6 +296,16 @@ class Submission:
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
             background=self.background if client.background is None else client.background,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
-            ahead=ahead,
+            ahead=self.depths.waiting(request.lane),
+            charge=self._charge(client, request),
             targets=(WEBSOCKET,) if request.stream else (),
         )
+
+    def _charge(self, client: Client, request: JobRequest) -> Charge | None:
+        """The worst case of a client that has a budget."""
+        if client.limits is None or not client.limits.has_budget:
+            return None
+        fallbacks = self.fallback_models if request.fallback_models is None else tuple(request.fallback_models)
+        models = [self.catalogue.find(name) for name in (request.model or self.default_model, *fallbacks)]
+        known = [model for model in models if model is not None]
+        return worst_case(request, known, request.max_tokens or self.default_max_tokens, self.price)

@@ -20,7 +20,9 @@ from backburner.adapters.aws import translated
 from backburner.errors import PortUnavailable
 from backburner.models import (
     Attempt,
+    Charge,
     Client,
+    ClientLimits,
     EpochMs,
     Failure,
     Job,
@@ -97,6 +99,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "metadata": _text,
     "handle": _text,
     "model_index": lambda index: _number(index) if index else None,
+    "charge": lambda charge: _text(charge and canonical_json(asdict(charge))),
     "slot": lambda slot: _text(slot and canonical_json(asdict(slot))),
     "background": lambda background: {"BOOL": True} if background else None,
     "error": lambda error: _text(error and canonical_json(asdict(error))),
@@ -142,6 +145,7 @@ def job_of(item: Item) -> Job:
         model_index=int(item.get("model_index", {"N": "0"})["N"]),
         background="background" in item,
         handle=item.get("handle", {}).get("S"),
+        charge=Charge(**json.loads(item["charge"]["S"])) if "charge" in item else None,
         slot=_slot(item["slot"]["S"]) if "slot" in item else None,
         metadata=item.get("metadata", {}).get("S"),
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
@@ -218,6 +222,32 @@ class _Expressions:
         return " ".join(clauses)
 
 
+def adding(table: str, job: Job, now: EpochMs) -> Item:
+    """The request that stores a new row unless an unexpired one stands there."""
+    fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
+    return {
+        "TableName": table,
+        "Item": {name: value for name, value in attributes(fields, job.job_id).items() if value is not None},
+        "ConditionExpression": "attribute_not_exists(job_id) OR expires_at <= :now",
+        "ExpressionAttributeValues": {":now": _number(now // 1000)},
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+
+
+def updating(table: str, job_id: str, guard: Guard, patch: Patch) -> Item:
+    """The request that writes the patch if the guard holds."""
+    expressions = _Expressions()
+    return {
+        "TableName": table,
+        "Key": {"job_id": {"S": job_id}},
+        "ConditionExpression": expressions.condition(guard),
+        "UpdateExpression": expressions.update(job_id, patch),
+        "ExpressionAttributeNames": expressions.names,
+        "ExpressionAttributeValues": expressions.values,
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+
+
 class JobsTable:
     """The Jobs table, as ports.JobStore."""
 
@@ -227,17 +257,9 @@ class JobsTable:
 
     def add(self, job: Job, now: EpochMs) -> Job | None:
         """Store a new row unless an unexpired one stands there; then return that one."""
-        fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
-        item = {name: value for name, value in attributes(fields, job.job_id).items() if value is not None}
         try:
             with translated():
-                self._client.put_item(
-                    TableName=self._table,
-                    Item=item,
-                    ConditionExpression="attribute_not_exists(job_id) OR expires_at <= :now",
-                    ExpressionAttributeValues={":now": _number(now // 1000)},
-                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
-                )
+                self._client.put_item(**adding(self._table, job, now))
         except PortUnavailable as error:
             return job_of(_refused_item(error))
         return None
@@ -250,21 +272,9 @@ class JobsTable:
 
     def update(self, job_id: str, guard: Guard, **patch: Unpack[Patch]) -> Job:
         """Write the patch if the guard holds; return the new row. Raises Conflict."""
-        expressions = _Expressions()
-        condition = expressions.condition(guard)
-        update = expressions.update(job_id, patch)
         try:
             with translated():
-                reply = self._client.update_item(
-                    TableName=self._table,
-                    Key={"job_id": {"S": job_id}},
-                    ConditionExpression=condition,
-                    UpdateExpression=update,
-                    ExpressionAttributeNames=expressions.names,
-                    ExpressionAttributeValues=expressions.values,
-                    ReturnValues="ALL_NEW",
-                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
-                )
+                reply = self._client.update_item(**updating(self._table, job_id, guard, patch), ReturnValues="ALL_NEW")
         except PortUnavailable as error:
             item = _refused_item(error)
             raise Conflict(job_of(item) if item else None) from error
@@ -365,4 +375,10 @@ class ClientsTable:
             client_id=item["client_id"]["S"],
             name=item.get("name", {}).get("S", ""),
             background=item.get("background", {}).get("BOOL"),
+            limits=_limits(item),
         )
+
+
+def _limits(item: Item) -> ClientLimits | None:
+    given = {name: int(item[name]["N"]) for name in ClientLimits.__dataclass_fields__ if name in item}
+    return ClientLimits(**given) if given else None
