@@ -23,6 +23,7 @@ import pytest
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
 from backburner.delivery import JITTER, WAITS_SECONDS
+from backburner.models import ClientLimits
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
 from tests.e2e.sockets import ask, connection, is_end, read
@@ -150,8 +151,8 @@ class Scene:
         """Status of GET."""
         return self.stack.http().get(path).status_code
 
-    def with_a_new_key(self) -> Scene:
-        """As a client whom no warm function knows."""
+    def with_a_new_key(self, **limits: int) -> Scene:
+        """As a client whom no warm function knows, with these limits."""
         factory: Any = boto3.resource
         tables = factory(
             "dynamodb",
@@ -161,7 +162,10 @@ class Scene:
             aws_secret_access_key="test",
         )
         table = tables.Table(self.stack.outputs["ClientsTableName"])
-        key = create_client(table, f"client-{uuid.uuid4().hex}", "a new client", time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
+        key = create_client(
+            table, f"client-{uuid.uuid4().hex}", "a new client", now, limits=ClientLimits(**limits) if limits else None
+        )
         return replace(self, stack=replace(self.stack, api_key=key))
 
     def parked(self, *steps: dict[str, Any], prompt: str = "", **fields: Any) -> str:
@@ -286,6 +290,40 @@ class Scene:
     def instant(self, job_id: str, name: str) -> int:
         """One of the row's, in epoch milliseconds."""
         return int(self.row(job_id)[name]["N"])
+
+    def tally(self, job_id: str) -> int:
+        """The tokens that the jobs of the job's client hold of today's budget."""
+        key = {"limit_id": {"S": f"client#{self.row(job_id)['client_id']['S']}"}}
+        table = self.stack.outputs["LimitsTableName"]
+        reply = self.stack.aws("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
+        return int(reply["Item"]["tokens"]["N"])
+
+    def unsettled(self) -> str:
+        """An ended job of a client with a budget, whose charge was never settled; nobody has looked at it yet."""
+        client = self.with_a_new_key(tokens_per_day=1_000_000)
+        job_id = client.parked()
+        charge = self.row(job_id)["charge"]
+        with self.unsettling():
+            assert client.stack.http().delete(f"/jobs/{job_id}").status_code == 200
+        assert self.row(job_id)["charge"] == charge
+        return job_id
+
+    @contextmanager
+    def unsettling(self) -> Iterator[None]:
+        """The Limits table is out of the status function's reach: it is told another name."""
+        functions, name = self.stack.aws("lambda"), _function_name(self.stack, "status")
+        variables = functions.get_function_configuration(FunctionName=name)["Environment"]["Variables"]
+
+        def say(table: str) -> None:
+            functions.update_function_configuration(
+                FunctionName=name, Environment={"Variables": {**variables, "LIMITS_TABLE": table}}
+            )
+
+        say("none")
+        try:
+            yield
+        finally:
+            say(variables["LIMITS_TABLE"])
 
     def holds_a_slot(self, job_id: str) -> None:
         """Let the job hold a slot some minutes from now."""
@@ -513,6 +551,29 @@ def a_waiting_jobs_position_is_told(scene: Scene, lane: str) -> None:
         position(range(1001, 1002))
     position(range(1, 1000))
     assert scene.stack.http().delete(f"/jobs/{job_id}").json()["status"] == "cancelled"
+
+
+def a_limited_clients_job_is_counted(scene: Scene) -> None:
+    """503, and nothing is there; then accepted."""
+    client = scene.with_a_new_key(tokens_per_day=1_000_000)
+    with scene.lacking():
+        assert client.post() == 503
+    assert client.stack.http().get("/jobs").json()["jobs"] == []
+    assert client.post() == 202
+
+
+def a_charge_is_settled_by_the_repairer(scene: Scene) -> None:
+    """The tally stays as it is, and the row due; then what was not used is given back."""
+    job_id = scene.unsettled()
+    held = scene.tally(job_id)
+    assert held > 0
+    scene.turn(job_id, "due_at")
+    with scene.lacking():
+        scene.stack.repair()
+        assert scene.tally(job_id) == held
+    scene.turn(job_id, "due_at")
+    scene.stack.repair()
+    assert scene.tally(job_id) == 0
 
 
 def a_request_is_hinted(scene: Scene, lane: str) -> None:
@@ -936,6 +997,8 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("ingest", "dynamodb:PutItem", "JobsTable"): a_request_is_stored,
     Grant("ingest", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_hinted_by_a_replay,
     Grant("ingest", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_ingest,
+    Grant("ingest", "dynamodb:GetItem", "LimitsTable"): a_limited_clients_job_is_counted,
+    Grant("ingest", "dynamodb:UpdateItem", "LimitsTable"): a_limited_clients_job_is_counted,
     Grant("ingest", "dynamodb:GetItem", "JobsTable"): a_replay_is_known_where_its_lane_is_full,
     **{
         Grant(function, action, f"{lane}Queue"): partial(probe, lane=lane.lower())
@@ -982,6 +1045,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("worker", "dynamodb:DeleteItem", "ConnectionsTable"): a_gone_listener_is_removed_while_an_answer_is_written,
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
+    Grant("repair", "dynamodb:UpdateItem", "LimitsTable"): a_charge_is_settled_by_the_repairer,
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
     Grant("repair", "sqs:SendMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
     Grant("repair", "sqs:SendMessage", "NotificationsQueue"): a_lost_announcement_is_made_again,

@@ -155,7 +155,7 @@ def test_a_new_minute_and_a_new_day_begin_at_nothing(books: Books) -> None:
     books.tallies.admit(job, NOW, minute, replace(day, requests=minute.requests + 1), LIMITS)
     day = replace(day, requests=minute.requests + 1)
     assert books.tallies.read("alice") == day
-    for before in (minute, FIRST, None):
+    for before in (replace(day, minute=7), replace(day, day=DAY), minute, None):
         with pytest.raises(Moved) as moved:
             books.tallies.admit(a_charged_job(4), NOW, before, day, LIMITS)
         assert moved.value.current == day

@@ -234,4 +234,5 @@ def test_an_error_says_what_it_means_and_whether_trying_again_helps(kind: type[B
     assert kind().failure() == models.Failure(kind.code, kind().message, kind.retryable)
     if issubclass(kind, Refusal):
         assert 400 <= kind.http_status < 600
-        assert kind.retryable is (kind.http_status == 429 or kind.http_status >= 500)
+        assert kind.retryable or kind.http_status < 500
+        assert not kind.retryable or kind.http_status in {429, *range(500, 600)}
