@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-accept bench-imports layers build lock clean
+.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-accept bench-telling bench-imports layers build lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ RATE ?= 20
 SECONDS ?= 15
 bench-accept: ready ## measure how fast the running local stack accepts jobs (RATE=20 SECONDS=15)
 	@$(DEV)/python -m bench.accept --rate $(RATE) --seconds $(SECONDS)
+
+bench-telling: ready ## measure how soon the news of a job's end arrives (ARGS="--rate 10 --seconds 30")
+	@$(LOCAL) telling $(ARGS)
 
 bench-imports: ready layers ## measure what a provider adds to its SDK's cold import
 	@$(DEV)/python -m bench.cold_import $(ARGS)

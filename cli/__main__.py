@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from backburner.errors import BackburnerError
 from backburner.models import ClientLimits, Gauge, ModelInfo
 from backburner.pricing import PriceList
 from cli.clients import create_client, limit_client, micro_usd
@@ -21,7 +22,11 @@ from cli.limits import change, gauges, shown, state
 app = typer.Typer(no_args_is_help=True, help="Operate a Backburner deployment.")
 clients = typer.Typer(no_args_is_help=True, help="Clients and their API keys.")
 limits = typer.Typer(no_args_is_help=True, help="The providers' limits, changed while jobs run.")
+webhook_secret = typer.Typer(no_args_is_help=True, help="What a client's webhooks are signed with.")
+webhooks = typer.Typer(no_args_is_help=True, help="Webhooks that were sent, or were to be.")
+clients.add_typer(webhook_secret, name="webhook-secret")
 app.add_typer(clients, name="clients")
+app.add_typer(webhooks, name="webhooks")
 app.add_typer(limits, name="limits")
 
 StackName = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", envvar="BACKBURNER_STACK_NAME")]
@@ -130,6 +135,62 @@ def limit(
     for name, value in (("requests a minute", now.requests_per_minute), ("tokens a day", now.tokens_per_day),
                         ("dollars a day", usd)):  # fmt: skip
         typer.echo(f"{name}: {'no limit' if value is None else f'{value:,}'}")
+
+
+@webhook_secret.command("rotate")
+def rotate_webhook_secret(
+    client_id: Annotated[str, typer.Argument(help="A client that exists.")],
+    grace_hours: Annotated[float, typer.Option(min=0, max=720, help="How long the one before stays valid too.")] = 24,
+    stack: StackName = "backburner",
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a client a new webhook secret and print it, once. Until the one before ends, both sign."""
+    from backburner.adapters.dynamodb import ClientsTable
+    from backburner.adapters.secrets import FernetSeals
+    from cli.webhooks import rotate
+
+    session = boto3.Session(profile_name=profile)
+    found = outputs(session, stack)
+    table = ClientsTable(session.client("dynamodb"), found["ClientsTableName"])
+    seals = FernetSeals(lambda: session.client("secretsmanager"), found["WebhookKeySecretArn"])
+    try:
+        secret = rotate(
+            table, seals, client_id, now=time.time_ns() // 1_000_000, grace_ms=round(grace_hours * 3_600_000)
+        )
+    except (ValueError, BackburnerError) as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps({"client_id": client_id, "webhook_secret": secret}))
+        return
+    typer.echo(
+        f"Webhooks of {client_id} are now signed with this secret. Give it to the receiver; it is not shown again."
+    )
+    typer.echo(f"\n  {secret}\n")
+    typer.echo(f"The one before, if there was one, signs as well for {grace_hours:g} hours.")
+
+
+@webhooks.command("resend")
+def resend_webhook(
+    job_id: Annotated[str, typer.Argument(help="A job that has ended.")],
+    stack: StackName = "backburner",
+    profile: Profile = None,
+) -> None:
+    """Send a job's webhook again, with the same webhook-id, whatever became of it before."""
+    from backburner.ports import Conflict
+    from cli.webhooks import lifecycle_of, resend
+
+    session = boto3.Session(profile_name=profile)
+    try:
+        resend(lifecycle_of(session, outputs(session, stack)), job_id)
+    except (ValueError, BackburnerError) as error:
+        typer.secho(str(error), err=True, fg="red")
+        raise typer.Exit(2) from error
+    except Conflict as error:
+        typer.secho(f"{job_id} is being told this very moment; try again.", err=True, fg="red")
+        raise typer.Exit(1) from error
+    typer.echo(f"{job_id}: its webhook is on its way. `deliveries` of the job shows what becomes of it.")
 
 
 PerMinute = Annotated[int | None, typer.Option(min=0, help="Per minute; 0 takes it back.", show_default=False)]

@@ -74,6 +74,12 @@ def chaos(context: typer.Context) -> None:
     raise typer.Exit(trial.chaos(context.args))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def telling(context: typer.Context) -> None:
+    """Measure on a stack of its own how soon the news of a job's end arrives."""
+    raise typer.Exit(trial.telling(context.args))
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     """Turn SIGTERM into an exception, so that `finally` runs and nothing is left behind."""
     raise KeyboardInterrupt

@@ -29,6 +29,11 @@ def chaos(arguments: Sequence[str]) -> int:
     return run("chaos", ["-m", "bench.chaos", *arguments])
 
 
+def telling(arguments: Sequence[str]) -> int:
+    """Exit status of bench/telling.py: 1 if some job's end was never told."""
+    return run("telling", ["-m", "bench.telling", *arguments])
+
+
 def run(name: str, python_arguments: Sequence[str]) -> int:
     """Exit status of a Python program run beside a fresh stack, which it finds by BACKBURNER_STACK_FILE."""
     state = State(HOME / name)

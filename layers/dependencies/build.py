@@ -42,15 +42,12 @@ PROVIDERS = {
     "anthropic",
     "anyio",
     "docstring-parser",
-    "h11",
-    "httpcore2",
     "httpx2",
     "idna",
     "jiter",
     "openai",
     "opentelemetry-api",
     "sniffio",
-    "truststore",
 }
 PARTS = ("dependencies", "providers")
 # Of an installed package's description only this is read at run time (importlib.metadata), or owed (licences).

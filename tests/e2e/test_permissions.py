@@ -22,12 +22,15 @@ import boto3
 import pytest
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
+from backburner.adapters.dynamodb import ClientsTable
+from backburner.adapters.secrets import FernetSeals
 from backburner.delivery import JITTER, WAITS_SECONDS
 from backburner.models import ClientLimits
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
 from tests.e2e.sockets import ask, connection, is_end, read
 from tests.fakes.emulated import function_processes, worker_processes
+from tests.fakes.receiver import Receiver, Step
 
 pytestmark = pytest.mark.e2e
 
@@ -35,6 +38,7 @@ FUNCTIONS = ("ingest", "status", "websocket", "worker", "notifier", "repair")
 
 LANES = ("Interactive", "Standard", "Bulk")
 
+SECRET = "whsec_ZXhhbXBsZS1rZXktMDEyMzQ1Njc4OWFiY2RlZg=="
 LATER_SECONDS = 600
 """The provider puts a parked job off for so long: longer than these tests take."""
 SHORT_SECONDS = 14
@@ -112,6 +116,7 @@ def _kind(stack: Stack, function: str, arn: str) -> str:
         outputs["DeadLetterQueueUrl"].rpartition("/")[2]: "DeadLetterQueue",
         outputs["NotificationsQueueUrl"].rpartition("/")[2]: "NotificationsQueue",
         outputs["ProviderSecretArn"].split(":", 5)[5]: "ProviderSecret",
+        outputs["WebhookKeySecretArn"].split(":", 5)[5]: "WebhookKeySecret",
         f"log-group:{_log_group(stack, function)}:*": "Logs",
     }
     name = arn.split(":", 5)[5]
@@ -468,6 +473,13 @@ class Scene:
         """What the function has logged since, in epoch milliseconds."""
         reply = self.stack.aws("logs").filter_log_events(logGroupName=_log_group(self.stack, function), startTime=began)
         return [event["message"] for event in reply["events"]]
+
+
+def end_processes(stack: Stack, function: str) -> None:
+    """Let the function's next call be a cold start."""
+    wanted = f"NOTIFICATIONS_QUEUE_URL={stack.outputs['NotificationsQueueUrl']}"
+    for process in function_processes(_function_name(stack, function), wanted):
+        os.kill(process, signal.SIGKILL)
 
 
 def _depth(stack: Stack, queue: str, *states: str) -> int:
@@ -941,6 +953,51 @@ def the_end_is_told_to_listeners(scene: Scene) -> None:
         assert not scene.is_haunted(job_id)
 
 
+# ── Webhooks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def a_fresh_ingest_seals_a_webhook_secret(scene: Scene) -> None:
+    """503; then accepted."""
+    end_processes(scene.stack, "ingest")
+    with Receiver() as receiver:
+        asked = {"webhook": {"url": receiver.url, "secret": SECRET}}
+        with scene.lacking():
+            assert scene.post(**asked) == 503
+        assert scene.post(**asked) == 202
+
+
+def a_fresh_notifier_opens_a_webhook_secret(scene: Scene) -> None:
+    """Nothing is sent, and the try is noted; then the webhook arrives."""
+    end_processes(scene.stack, "notifier")
+    _is_told_only_with_the_permission(scene, {"secret": SECRET})
+
+
+def a_clients_own_webhook_secret_is_found(scene: Scene) -> None:
+    """Nothing is sent, and the try is noted; then the webhook arrives."""
+    table = ClientsTable(scene.stack.aws("dynamodb"), scene.stack.outputs["ClientsTableName"])
+    keys = FernetSeals(lambda: scene.stack.aws("secretsmanager"), scene.stack.outputs["WebhookKeySecretArn"])
+    table.put_webhook_secret("local", keys.seal(SECRET), 0, previous_until=0)
+    _is_told_only_with_the_permission(scene, {})
+
+
+def a_large_result_is_told(scene: Scene) -> None:
+    """Nothing is sent, and the try is noted; then the webhook arrives."""
+    scene.fake.script(scene.mark, {"text": "a" * LARGE, "finish_reason": "stop"})
+    _is_told_only_with_the_permission(scene, {"secret": SECRET})
+
+
+def _is_told_only_with_the_permission(scene: Scene, webhook: dict[str, str]) -> None:
+    with Receiver() as receiver:
+        with scene.lacking():
+            asked: Any = {"prompt": scene.mark, "max_tokens": 100_000, "webhook": {"url": receiver.url, **webhook}}
+            job_id = scene.stack.submit(**asked)["job_id"]
+            scene.stack.ended(job_id)
+            scene.is_tried(job_id)
+            until(lambda: "last_error" in scene.stack.job(job_id)["deliveries"][0], 20, lambda: "no error")
+            assert receiver.requests == []
+        until(lambda: receiver.requests, 60, lambda: str(scene.stack.job(job_id)))
+
+
 # ── What goes well on the emulator alone ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -967,6 +1024,18 @@ def a_telling_is_received_and_deleted(scene: Scene) -> None:
         job_id = scene.with_a_target(scene.parked())
         assert scene.stack.http().delete(f"/jobs/{job_id}").status_code == 200
         scene.is_tried(job_id)
+
+
+def a_missing_result_is_told_as_such(scene: Scene) -> None:
+    """Without s3:ListBucket, S3 says 403 of a missing object, which would be tried again; the emulator says 404."""
+    scene.fake.script(scene.mark, {"text": "a" * LARGE, "finish_reason": "stop"})
+    with Receiver([Step(503)]) as receiver, scene.lacking():
+        asked: Any = {"prompt": scene.mark, "max_tokens": 100_000, "webhook": {"url": receiver.url, "secret": SECRET}}
+        job_id = scene.stack.submit(**asked)["job_id"]
+        until(lambda: receiver.requests, 30, lambda: str(scene.stack.job(job_id)))
+        scene.lose_object(f"results/{job_id}/")
+        until(lambda: len(receiver.requests) > 1, 30, lambda: str(scene.stack.job(job_id)))
+        assert "no longer stored" in receiver.requests[1].body.decode()
 
 
 def a_missing_request_ends_its_job(scene: Scene) -> None:
@@ -1011,6 +1080,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
         )
         for lane in LANES
     },
+    Grant("ingest", "secretsmanager:GetSecretValue", "WebhookKeySecret"): a_fresh_ingest_seals_a_webhook_secret,
     Grant("ingest", "s3:PutObject", "PayloadsBucket/requests/*"): a_large_request_is_kept,
     Grant("status", "dynamodb:GetItem", "JobsTable"): a_job_is_shown,
     Grant("status", "dynamodb:BatchGetItem", "JobsTable"): jobs_are_listed,
@@ -1059,6 +1129,9 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
         for action in ("dynamodb:Query", "dynamodb:UpdateItem", "dynamodb:DeleteItem")
     },
     Grant("notifier", "execute-api:ManageConnections", SOCKETS): the_end_is_told_to_listeners,
+    Grant("notifier", "dynamodb:GetItem", "ClientsTable"): a_clients_own_webhook_secret_is_found,
+    Grant("notifier", "secretsmanager:GetSecretValue", "WebhookKeySecret"): a_fresh_notifier_opens_a_webhook_secret,
+    Grant("notifier", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_told,
 }
 # What AWS asks for and the emulator does not, and what goes well without it all the same.
 NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
@@ -1077,6 +1150,7 @@ NOT_ENFORCED: dict[Grant, Callable[[Scene], None]] = {
         for action in ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
     },
     Grant("worker", "s3:ListBucket", "PayloadsBucket"): a_missing_request_ends_its_job,
+    Grant("notifier", "s3:ListBucket", "PayloadsBucket"): a_missing_result_is_told_as_such,
     Grant("status", "s3:ListBucket", "PayloadsBucket"): a_missing_result_is_not_called_a_passing_trouble,
 }
 

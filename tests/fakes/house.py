@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from backburner.addresses import Receivers
 from backburner.budgets import Budgets
 from backburner.delivery import WAITS_SECONDS, Delivery
 from backburner.execution import Execution, Leases
@@ -15,7 +16,7 @@ from backburner.models import Client, Hint, Job, JobRequest, Lane
 from backburner.ports import Channel, Provider
 from backburner.pricing import cost_micro_usd
 from backburner.repair import Repair
-from backburner.submission import Submission
+from backburner.submission import Submission, Webhooks
 from tests.fakes.memory import (
     FakeChance,
     FakeClock,
@@ -27,8 +28,10 @@ from tests.fakes.memory import (
     MemoryLimits,
     MemoryNotices,
     MemoryPayloads,
+    MemorySeals,
     MemoryStore,
     MemoryTallies,
+    MemoryWebhookSecrets,
     ScriptedProvider,
 )
 
@@ -71,6 +74,9 @@ class House:
     tallies: Any = None
     catalogue: Any = field(default_factory=MemoryCatalogue)
     channels: dict[str, Any] | None = None
+    receivers: Receivers = field(default_factory=Receivers)
+    seals: MemorySeals = field(default_factory=MemorySeals)
+    webhook_secrets: MemoryWebhookSecrets = field(default_factory=MemoryWebhookSecrets)
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
@@ -103,6 +109,7 @@ class House:
             depths=self.depths,
             limiter=self.limiter,
             at_once=dict.fromkeys(Lane, 10),
+            webhooks=Webhooks(self.receivers, self.seals, self.webhook_secrets),
         )
         self.leases = Leases(self.lifecycle, self.clock, self.journal)
         self.execution = Execution(

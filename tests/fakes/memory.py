@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
-from backburner.errors import JobFailed, PayloadMissing
+from backburner.errors import JobFailed, PayloadMissing, SealBroken
 from backburner.models import (
     Answer,
     Charge,
@@ -386,6 +386,31 @@ class MemoryNotices:
         ready = [telling for at, telling in self.sent if at <= now]
         self.sent = [(at, telling) for at, telling in self.sent if at > now]
         return ready
+
+
+class MemorySeals:
+    """Seals that anyone can open, if he thinks of reversing them."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def seal(self, text: str) -> str:
+        return text[::-1]
+
+    def open(self, token: str) -> str:
+        if self.broken:
+            raise SealBroken
+        return token[::-1]
+
+
+class MemoryWebhookSecrets:
+    """The clients' own webhook secrets, sealed, with the ends of their validity."""
+
+    def __init__(self) -> None:
+        self.sealed: dict[str, list[tuple[str, EpochMs | None]]] = {}
+
+    def of(self, client_id: str, now: EpochMs) -> Sequence[str]:
+        return [sealed for sealed, until in self.sealed.get(client_id, []) if until is None or until > now]
 
 
 class MemoryClients:

@@ -69,11 +69,14 @@ def _with_refs(value: Any, known: Mapping[str, str]) -> Any:
 
 def _secrets() -> dict[str, str]:
     """Make the secrets, which moto's CloudFormation cannot; their ARNs by logical id."""
-    client = boto3.client("secretsmanager")
-    return {
-        name: client.create_secret(Name=f"{STACK}-{name}", SecretString=body["Properties"]["SecretString"])["ARN"]
-        for name, body in resources(SECRET).items()
-    }
+    client: Any = boto3.client("secretsmanager")
+    arns = {}
+    for name, body in resources(SECRET).items():
+        text = body["Properties"].get("SecretString")
+        if text is None:
+            text = client.get_random_password(**body["Properties"]["GenerateSecretString"])["RandomPassword"]
+        arns[name] = client.create_secret(Name=f"{STACK}-{name}", SecretString=text)["ARN"]
+    return arns
 
 
 def _switch_on_ttl(names: Mapping[str, str]) -> None:

@@ -205,6 +205,18 @@ class Stack:
                     self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         return len(messages)
 
+    def tell(self) -> int:
+        """What the notifier's poller does, once; how many messages there were."""
+        url = self.deployed.names["NotificationsQueue"]
+        messages = self.messages("NotificationsQueue")
+        if messages:
+            records = [{"messageId": message["MessageId"], "body": message["Body"]} for message in messages]
+            answer = self.function("NotifierFunction")({"Records": records}, Context())
+            assert answer == {"batchItemFailures": []}
+        for message in messages:
+            self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return len(messages)
+
     def repair(self) -> dict[str, Any]:
         """The minute's repair."""
         return self.function("RepairFunction")(event("repair_schedule"), Context())

@@ -19,6 +19,7 @@ from backburner.models import (
     Payload,
     Slot,
     Usage,
+    Webhook,
 )
 
 NOW = 1_800_000_000_000
@@ -70,6 +71,7 @@ FULL = a_job(
     ),
     metadata='{"a":0.7,"n":9007199254740993,"e":"","z":null,"t":true}',
     targets=("webhook", "slack"),
+    webhook=Webhook("https://hooks.example.com/ü", "gAAAAA…"),
     outbox=(
         Notice("webhook", NoticeStatus.DELIVERED, tries=2, told_at=NOW + 3),
         Notice("slack", NoticeStatus.PENDING, tries=1, lease_until=NOW + 4, last_error="timeout"),
@@ -114,5 +116,6 @@ jobs = st.builds(
     finished_at=st.none() | instants, result=st.none() | payloads, error=st.none() | failures, log=logs,
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
     ahead=st.none() | counts, charge=st.none() | st.builds(Charge, names, counts, counts, counts),
+    webhook=st.none() | st.builds(Webhook, texts, st.none() | texts),
 )  # fmt: skip
 """Any job that could stand in a row."""

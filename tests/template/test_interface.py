@@ -17,6 +17,7 @@ OUTPUTS = {
     "ProviderSecretArn", "AlarmTopicArn", "IngestFunctionName", "StatusFunctionName", "WorkerFunctionName",
     "RepairFunctionName", "NotifierFunctionName", "NotificationsQueueUrl", "NotificationsDeadLetterQueueUrl",
     "SocketUrl", "ConnectionsTableName", "WebsocketFunctionName",
+    "WebhookKeySecretArn",
 }  # fmt: skip
 """What scripts and documents read; a name once given stays."""
 ENVIRONMENTS = {"default": "backburner", "prod": "backburner-prod", "local": "backburner-local"}

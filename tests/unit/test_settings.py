@@ -52,12 +52,13 @@ WORKER = {
     "DEFAULT_MAX_TOKENS": "1024",
     "CALL_TIMEOUT_SECONDS": "240",
 }
+WEBHOOKS = {"CLIENTS_TABLE": "clients", "WEBHOOK_KEY_SECRET_ARN": "arn:webhook-key", "WEBHOOK_PORTS": "443,8443"}
 ALL: list[tuple[type[Settings], dict[str, str]]] = [
     (EndpointSettings, ENDPOINT),
     (StatusSettings, STATUS),
     (WebsocketSettings, ENDPOINT | SOCKETS),
     (WorkerSettings, WORKER),
-    (NotifierSettings, COMMON | SOCKETS),
+    (NotifierSettings, COMMON | SOCKETS | WEBHOOKS),
     (RepairSettings, COMMON),
 ]
 

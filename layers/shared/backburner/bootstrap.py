@@ -12,14 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backburner.models import WEBSOCKET, EpochMs, Lane
+from backburner.models import WEBHOOK, WEBSOCKET, EpochMs, Lane
 
 if TYPE_CHECKING:
     from backburner.adapters.connections import ConnectionsTable
+    from backburner.addresses import Receivers
     from backburner.http import Doorkeeper, Handler
     from backburner.lifecycle import Lifecycle
-    from backburner.ports import Channel, Limiter, Provider, Sockets
-    from backburner.settings import Common, EndpointSettings, NotifierSettings, StatusSettings, WorkerSettings
+    from backburner.ports import Channel, Clock, Limiter, Provider, Sockets
+    from backburner.settings import (
+        Common,
+        EndpointSettings,
+        NotifierSettings,
+        StatusSettings,
+        WebhookSettings,
+        WorkerSettings,
+    )
     from backburner.submission import Submission
 
 BATCH = 10
@@ -70,8 +78,10 @@ def _clients(*, patient: bool) -> Callable[[str], Any]:
     from backburner.adapters.aws import client
 
     # Patient is 9 s a call, so that a call that hangs does not let the leases of a batch (30 s) lapse.
-    seconds, tries = (2.0, 3) if patient else (1.0, 2)
-    return cache(lambda service: client(service, connect_seconds=1, read_seconds=seconds, tries=tries))
+    connect_seconds, read_seconds, tries = (1.0, 2.0, 3) if patient else (0.8, 0.9, 2)
+    return cache(
+        lambda service: client(service, connect_seconds=connect_seconds, read_seconds=read_seconds, tries=tries)
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -115,6 +125,23 @@ def _payloads(settings: Common) -> Any:
     return PayloadsBucket(s3, settings.payloads_bucket)
 
 
+def _seals(settings: WebhookSettings, aws: Callable[[str], Any]) -> Any:
+    """The seals of webhook secrets; client and key are got when the first secret comes."""
+    from backburner.adapters.secrets import FernetSeals
+
+    return FernetSeals(lambda: aws("secretsmanager"), settings.webhook_key_secret_arn)
+
+
+def _receivers(settings: WebhookSettings) -> Receivers:
+    from backburner.addresses import Receivers
+
+    return Receivers(
+        ports=frozenset(int(port) for port in settings.webhook_ports.split(",")),
+        plain_http=settings.webhook_allow_http,
+        loopback=settings.webhook_allow_loopback,
+    )
+
+
 def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Limiter:
     from backburner.adapters.limits import LimitsTable
     from backburner.limits import SlotLimiter
@@ -124,12 +151,17 @@ def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, aw
 
 
 def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submission:
+    from backburner.adapters.dynamodb import ClientsTable
     from backburner.adapters.sqs import LaneDepths
     from backburner.budgets import Budgets
     from backburner.pricing import PriceList, cost_micro_usd
-    from backburner.settings import StatusSettings
-    from backburner.submission import Submission
+    from backburner.settings import IngestSettings, StatusSettings
+    from backburner.submission import Submission, Webhooks
 
+    webhooks = None
+    if isinstance(settings, IngestSettings):
+        clients = ClientsTable(aws("dynamodb"), settings.clients_table)
+        webhooks = Webhooks(_receivers(settings), _seals(settings, aws), clients)
     lifecycle = _lifecycle(settings, aws)
     more: dict[str, Any] = {}
     if isinstance(settings, StatusSettings):
@@ -160,6 +192,7 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
         deadline_seconds=settings.default_deadline_seconds,
         retention_seconds=lifecycle.retention_seconds,
         background=settings.background_calls,
+        webhooks=webhooks,
         **more,
     )
 
@@ -197,9 +230,9 @@ def ingest() -> Handler:
     """The handler of `POST /jobs`."""
     from backburner.http import ingest_handler
     from backburner.observability import Logbook
-    from backburner.settings import EndpointSettings
+    from backburner.settings import IngestSettings
 
-    settings = EndpointSettings.from_environment(os.environ)
+    settings = IngestSettings.from_environment(os.environ)
     aws = _clients(patient=False)
     return ingest_handler(_submission(settings, aws), _doorkeeper(settings, aws), Logbook())
 
@@ -344,11 +377,12 @@ def notifier() -> Handler:
     from backburner.settings import NotifierSettings
 
     settings = NotifierSettings.from_environment(os.environ)
-    lifecycle = _lifecycle(settings, _clients(patient=True))
+    aws = _clients(patient=True)
+    lifecycle = _lifecycle(settings, aws)
     delivery = Delivery(
         store=lifecycle.store,
         lifecycle=lifecycle,
-        channels=_channels(settings),
+        channels=_channels(settings, lifecycle.clock, aws),
         clock=lifecycle.clock,
         chance=lifecycle.chance,
         journal=lifecycle.journal,
@@ -356,8 +390,23 @@ def notifier() -> Handler:
     return batch_handler(parse_telling, delivery.run_batch)
 
 
-def _channels(settings: NotifierSettings) -> Callable[[str], Channel]:
+def _channels(settings: NotifierSettings, clock: Clock, aws: Callable[[str], Any]) -> Callable[[str], Channel]:
     """Channels by the names of their targets; each is imported when a job first needs it."""
+    payloads = _payloads(settings)
+
+    def webhook() -> Channel:
+        from backburner.adapters.dynamodb import ClientsTable
+        from backburner.channels.outbound import Outbound
+        from backburner.channels.webhook import WebhookChannel
+
+        return WebhookChannel(
+            receivers=_receivers(settings),
+            outbound=Outbound(),
+            payloads=payloads,
+            seals=_seals(settings, aws),
+            secrets=ClientsTable(aws("dynamodb"), settings.clients_table),
+            clock=clock,
+        )
 
     def websocket() -> Channel:
         from backburner.channels.websocket import WebSocketChannel
@@ -365,7 +414,7 @@ def _channels(settings: NotifierSettings) -> Callable[[str], Channel]:
         connections = _connections(settings.connections_table, _clients(patient=False))
         return WebSocketChannel(connections, _sockets(settings.sockets_url), _posts())
 
-    return _made_once({WEBSOCKET: websocket})
+    return _made_once({WEBHOOK: webhook, WEBSOCKET: websocket})
 
 
 def repair() -> Handler:

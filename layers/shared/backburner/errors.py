@@ -217,6 +217,18 @@ class Untold(BackburnerError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class SealBroken(BackburnerError):
+    """A sealed secret cannot be opened: its key is gone from the deployment's keys."""
+
+    code = "seal_broken"
+
+
+class ForbiddenAddress(BackburnerError):
+    """Webhooks are not sent there."""
+
+    code = "forbidden_address"
+
+
 # ── Failures of an attempt or a job ──────────────────────────────────────────────────────────────────────────────────
 
 

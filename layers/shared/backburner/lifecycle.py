@@ -101,11 +101,12 @@ def _as_read(job: Job) -> Guard:
     return Guard(_FINAL, claims=job.claims, outbox=job.outbox)
 
 
-def _noted(job: Job, notice: Notice) -> Patch:
+def _noted(job: Job, notice: Notice, now: EpochMs) -> Patch:
     """The notice in its place in the outbox; when none is pending any more, nobody need look at the row again."""
     outbox = tuple(notice if other.target == notice.target else other for other in job.outbox)
     pending = [other for other in outbox if other.status is NoticeStatus.PENDING]
-    due = [other.lease_until + NOTICE_GRACE_MS if other.lease_until else job.due_at or 0 for other in pending]
+    patience = job.due_at or now + PATIENCE_MS
+    due = [other.lease_until + NOTICE_GRACE_MS if other.lease_until else patience for other in pending]
     return {"outbox": outbox, "due_at": min(due, default=None)}
 
 
@@ -459,6 +460,13 @@ class Lifecycle:
         )
         self.announce(row)
 
+    def retell(self, job: Job, target: str) -> Job:
+        """Tell a final job's target again from the first try, whatever became of it. Raises Conflict."""
+        (notice,) = (notice for notice in job.outbox if notice.target == target)
+        row = self.settle(job, Notice(target, last_error=notice.last_error))
+        self.announce(row)
+        return row
+
     def remind_of(self, job: Job, notice: Notice) -> None:
         """Send the message for a target's next try, to appear when that is due; a long wait is a chain of them."""
         wait_ms = max(0, notice.lease_until - self.clock.now())
@@ -473,7 +481,7 @@ class Lifecycle:
 
         Raises Conflict when the outbox has changed since it was read.
         """
-        return self.store.update(job.job_id, _as_read(job), **_noted(job, notice))
+        return self.store.update(job.job_id, _as_read(job), **_noted(job, notice, self.clock.now()))
 
     def _bury(self, job: Job) -> None:
         error = job.error or WorkerLost().failure()
@@ -524,7 +532,8 @@ class Lifecycle:
             if notice is None:
                 return
             charge, spent = current.charge, current.spent
-            patch = _noted(current, replace(notice, status=NoticeStatus.DELIVERED, told_at=self.clock.now()))
+            now = self.clock.now()
+            patch = _noted(current, replace(notice, status=NoticeStatus.DELIVERED, told_at=now), now)
             try:
                 if kept and charge is not None and spent is not None:
                     change = Charge(charge.day, spent.tokens - charge.tokens, spent.micro_usd - charge.micro_usd)

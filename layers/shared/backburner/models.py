@@ -6,13 +6,23 @@ DynamoDB's TTL reads it. Durations carry their unit in their name.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 type EpochMs = int
 type EpochSeconds = int
@@ -25,6 +35,9 @@ METADATA_BYTES_MAX = 16 * 1024
 FALLBACKS_MAX = 5
 MAX_TOKENS_MAX = 1_000_000
 DEADLINE_SECONDS_MAX = 7 * 24 * 3600
+WEBHOOK_SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix
+WEBHOOK_KEY_BYTES = range(24, 65)
+"""As Standard Webhooks asks."""
 NESTING_MAX = 32
 """Levels of lists and objects in metadata; DynamoDB and most JSON readers stop at 32 or later."""
 
@@ -123,6 +136,41 @@ class ResponseFormat(BaseModel):
         return _bounded(value)
 
 
+def webhook_key(secret: str) -> bytes:
+    """The key that a webhook secret stands for. Raises ValueError if it is none."""
+    try:
+        key = base64.b64decode(secret.removeprefix(WEBHOOK_SECRET_PREFIX), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith(WEBHOOK_SECRET_PREFIX) or len(key) not in WEBHOOK_KEY_BYTES:
+        raise ValueError(f"must be {WEBHOOK_SECRET_PREFIX} and the base64 of 24 to 64 bytes")
+    return key
+
+
+class WebhookRequest(BaseModel):
+    """Where to send the news of the job's end, and the secret to sign it with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    url: Annotated[str, StringConstraints(min_length=1, max_length=2_048)] = Field(
+        description="An https URL of a public host."
+    )
+    secret: Annotated[str, StringConstraints(max_length=200)] | None = Field(
+        None, repr=False, description="whsec_ and the base64 of 24 to 64 random bytes. Absent: your client's own."
+    )
+
+    @field_validator("secret")
+    @classmethod
+    def _is_a_secret(cls, value: str | None) -> str | None:
+        if value is not None:
+            webhook_key(value)
+        return value
+
+    @model_serializer
+    def _given(self) -> dict[str, str]:
+        return {"url": self.url} | ({} if self.secret is None else {"secret": self.secret})
+
+
 class JobRequest(BaseModel):
     """The body of `POST /jobs`. Unknown fields are refused by name; `null` counts as absent."""
 
@@ -155,6 +203,7 @@ class JobRequest(BaseModel):
     stream: bool | None = Field(
         None, description="Whether you mean to follow the answer over the WebSocket API while it is written."
     )
+    webhook: WebhookRequest | None = Field(None, description="Told when the job ends, in whatever way.")
 
     @field_validator("prompt", "system_prompt")
     @classmethod
@@ -490,6 +539,8 @@ class NoticeStatus(StrEnum):
     GIVEN_UP = "given_up"
 
 
+WEBHOOK = "webhook"
+"""The target of a job that came with a webhook."""
 DEAD_LETTER = "dead_letter"
 """The target that every dead job has: the operator, by the dead-letter queue."""
 WEBSOCKET = "websocket"
@@ -513,6 +564,14 @@ class Notice:
     lease_until: EpochMs = 0
     told_at: EpochMs | None = None
     last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where the news of a job's end goes. sealed_secret: encrypted; None: the client's own, as it is by then."""
+
+    url: str
+    sealed_secret: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +631,7 @@ class Job:
     log: tuple[Attempt, ...] = ()
     metadata: str | None = None
     targets: tuple[str, ...] = ()
+    webhook: Webhook | None = None
     outbox: tuple[Notice, ...] = ()
     ahead: int | None = None
     charge: Charge | None = None

@@ -196,6 +196,23 @@ class Channel(Protocol):
         """Tell the target that the job has ended, within TELLING_MS of delivery.py. Raises Untold."""
 
 
+class Seals(Protocol):
+    """Encryption of what the database must not show. Thread-safe."""
+
+    def seal(self, text: str) -> str:
+        """Encrypt; each time to another token."""
+
+    def open(self, token: str) -> str:
+        """Decrypt. Raises SealBroken."""
+
+
+class WebhookSecrets(Protocol):
+    """The clients' own webhook secrets."""
+
+    def of(self, client_id: str, now: EpochMs) -> Sequence[str]:
+        """The client's valid secrets, sealed, the newest first; two while one is being replaced."""
+
+
 class Clients(Protocol):
     """The Clients table."""
 

@@ -36,8 +36,17 @@ class Common(Settings):
     on_unknown_outcome: Literal["retry", "fail"]
 
 
+class WebhookSettings(Settings):
+    """What those need who take webhooks in or send them."""
+
+    webhook_key_secret_arn: str
+    webhook_ports: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,19}$")]
+    webhook_allow_http: bool = False
+    webhook_allow_loopback: bool = False
+
+
 class EndpointSettings(Common):
-    """ingest: the HTTP endpoint."""
+    """The HTTP endpoint."""
 
     clients_table: str
     lane_depth_max: Annotated[int, Field(ge=1)]
@@ -47,6 +56,10 @@ class EndpointSettings(Common):
     default_deadline_seconds: Annotated[int, Field(ge=60, le=604_800)]
     background_calls: bool = False
     extra_models: str = ""
+
+
+class IngestSettings(EndpointSettings, WebhookSettings):
+    """ingest."""
 
 
 class StatusSettings(EndpointSettings):
@@ -82,11 +95,12 @@ class WorkerSettings(Common):
     extra_models: str = ""
 
 
-class NotifierSettings(Common):
+class NotifierSettings(Common, WebhookSettings):
     """notifier."""
 
     connections_table: str
     sockets_url: str
+    clients_table: str
 
 
 class RepairSettings(Common):

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from backburner.addresses import Receivers, endpoint_of
 from backburner.budgets import Budgets, Price, quotas, worst_case
 from backburner.errors import (
+    ForbiddenAddress,
     IdempotencyConflict,
     InvalidRequest,
     JobIsFinal,
@@ -21,9 +23,11 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
+    WEBHOOK,
     WEBSOCKET,
     Charge,
     Client,
+    EpochMs,
     Job,
     JobRequest,
     JobStatus,
@@ -33,17 +37,31 @@ from backburner.models import (
     Payload,
     Question,
     Quota,
+    Webhook,
+    WebhookRequest,
     canonical_json,
     fingerprint,
 )
-from backburner.ports import Catalogue, Chance, Clock, Conflict, Depths, JobStore, Journal, Limiter, PayloadStore
+from backburner.ports import (
+    Catalogue,
+    Chance,
+    Clock,
+    Conflict,
+    Depths,
+    JobStore,
+    Journal,
+    Limiter,
+    PayloadStore,
+    Seals,
+    WebhookSecrets,
+)
 
 INLINE_BYTES_MAX = 100_000
 """A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.25, 1.0
 """Between two looks at a job that somebody waits for: a short answer is told fast, a long wait costs few reads."""
-KEPT_APART = frozenset({"metadata"})
-"""Fields of a request that the row keeps beside it."""
+KEPT_APART = frozenset({"metadata", "webhook"})
+"""Fields of a request that the row keeps beside it; a webhook's secret is kept sealed."""
 FULL_SECONDS = 60
 FULL_SECONDS_MAX = 900
 """A full lane is worth another look after a minute, a lane of twice that depth after a quarter of an hour."""
@@ -62,6 +80,34 @@ class Accepted:
     job: Job
     replayed: bool
     quotas: tuple[Quota, ...] = ()
+
+
+@dataclass(frozen=True)
+class Webhooks:
+    """What taking in a job's webhook needs."""
+
+    receivers: Receivers
+    seals: Seals
+    secrets: WebhookSecrets
+
+    def check(self, url: str) -> None:
+        """Raises InvalidRequest where a URL's form alone tells that nothing may be sent there."""
+        try:
+            endpoint_of(url, self.receivers)
+        except ForbiddenAddress as error:
+            raise InvalidRequest(error.message, field="webhook.url") from error
+
+    def taken(self, client: Client, request: WebhookRequest, now: EpochMs) -> Webhook:
+        """The webhook as the row keeps it. Raises InvalidRequest if there is no secret to sign it with."""
+        if request.secret is not None:
+            return Webhook(request.url, self.seals.seal(request.secret))
+        if self.secrets.of(client.client_id, now):
+            return Webhook(request.url)
+        raise InvalidRequest(
+            "required, since your client has no secret of its own: give whsec_ and the base64 of 24 to 64 random bytes,"
+            " or have one made by `backburner clients webhook-secret rotate`",
+            field="webhook.secret",
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +136,8 @@ class Submission:
     """Only where jobs are shown and cancelled."""
     at_once: Mapping[Lane, int] = field(default_factory=dict)
     """Jobs of a lane that run at once at most."""
+    webhooks: Webhooks | None = None
+    """Only where they may be asked for."""
 
     def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
@@ -98,6 +146,10 @@ class Submission:
         when it is not known to be durable.
         """
         self._check(request)
+        if request.webhook is not None:
+            if self.webhooks is None:
+                raise InvalidRequest("not taken here", field="webhook")
+            self.webhooks.check(request.webhook.url)
         try:
             return self._accept(client, request, idempotency_key)
         except PortUnavailable as error:
@@ -278,6 +330,9 @@ class Submission:
         nonce = self.chance.name()
         job_id = f"job_{nonce}" if idempotency_key is None else job_id_for(client.client_id, idempotency_key)
         print_ = fingerprint(request.canonical())
+        webhook = None
+        if request.webhook is not None and self.webhooks is not None:
+            webhook = self.webhooks.taken(client, request.webhook, now)
         large = len(stored.encode()) > INLINE_BYTES_MAX
         deadline_seconds = request.deadline_seconds or self.deadline_seconds
         return Job(
@@ -295,10 +350,11 @@ class Submission:
             expires_at=now // 1000 + deadline_seconds + self.retention_seconds,
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
             background=self.background if client.background is None else client.background,
+            webhook=webhook,
             metadata=None if request.metadata is None else canonical_json(request.metadata),
             ahead=self.depths.waiting(request.lane),
             charge=self._charge(client, request),
-            targets=(WEBSOCKET,) if request.stream else (),
+            targets=(() if webhook is None else (WEBHOOK,)) + ((WEBSOCKET,) if request.stream else ()),
         )
 
     def _charge(self, client: Client, request: JobRequest) -> Charge | None:

@@ -33,6 +33,7 @@ from backburner.models import (
     Payload,
     Slot,
     Usage,
+    Webhook,
     canonical_json,
 )
 from backburner.ports import Conflict, Guard, Patch, cursor_after, cursor_at, position_of
@@ -54,7 +55,7 @@ _NUMBERS = (
     "claimed_at", "finished_at", "attempts_limit", "place", "ahead",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
-_LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata")
+_LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata", "webhook")
 """Attributes that a listing leaves unread."""
 
 
@@ -103,6 +104,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "slot": lambda slot: _text(slot and canonical_json(asdict(slot))),
     "background": lambda background: {"BOOL": True} if background else None,
     "error": lambda error: _text(error and canonical_json(asdict(error))),
+    "webhook": lambda webhook: _text(webhook and canonical_json(asdict(webhook))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
     "targets": lambda targets: _text(canonical_json(list(targets)) if targets else None),
     "log": lambda log: {"L": [{"S": _attempt_json(attempt)} for attempt in log]} if log else None,
@@ -149,6 +151,7 @@ def job_of(item: Item) -> Job:
         slot=_slot(item["slot"]["S"]) if "slot" in item else None,
         metadata=item.get("metadata", {}).get("S"),
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
+        webhook=Webhook(**json.loads(item["webhook"]["S"])) if "webhook" in item else None,
         outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),
     )
 
@@ -377,6 +380,41 @@ class ClientsTable:
             background=item.get("background", {}).get("BOOL"),
             limits=_limits(item),
         )
+
+    def of(self, client_id: str, now: EpochMs) -> Sequence[str]:
+        """The client's valid webhook secrets, as ports.WebhookSecrets: of an item of their own, since keys change."""
+        with translated():
+            reply = self._client.get_item(
+                TableName=self._table, Key={"key_hash": {"S": webhook_item(client_id)}}, ConsistentRead=True
+            )
+        secrets: list[dict[str, Any]] = json.loads(reply["Item"]["secrets"]["S"]) if "Item" in reply else []
+        return [secret["sealed"] for secret in secrets if secret["until"] is None or secret["until"] > now]
+
+    def put_webhook_secret(self, client_id: str, sealed: str, now: EpochMs, *, previous_until: EpochMs) -> None:
+        """Make this the client's secret; those before it are valid until then and no longer."""
+        before = self.of(client_id, now)
+        secrets = [{"sealed": sealed, "until": None}] + [{"sealed": old, "until": previous_until} for old in before[:1]]
+        with translated():
+            self._client.put_item(
+                TableName=self._table,
+                Item={"key_hash": {"S": webhook_item(client_id)}, "secrets": {"S": canonical_json(secrets)}},
+            )
+
+    def knows(self, client_id: str) -> bool:
+        """Whether some key is the client's. Reads the whole table: for an operator's tool only."""
+        pages = self._client.get_paginator("scan").paginate(
+            TableName=self._table,
+            FilterExpression="client_id = :client",
+            ExpressionAttributeValues={":client": {"S": client_id}},
+            ProjectionExpression="client_id",
+        )
+        with translated():
+            return any(page["Items"] for page in pages)
+
+
+def webhook_item(client_id: str) -> str:
+    """The key under which a client's webhook secrets lie; no SHA-256, so no API key's."""
+    return f"webhook:{client_id}"
 
 
 def _limits(item: Item) -> ClientLimits | None:
