@@ -226,6 +226,18 @@ def test_a_port_that_fails_is_answered(api: Api) -> None:
     assert api.subscribe("job_1")["problem"]["code"] == "unavailable"
 
 
+def test_a_fault_of_ours_is_no_leak(api: Api) -> None:
+    """An exception's text may hold what a client sent; Lambda would log it."""
+    api.connect()
+
+    def broken(*_: Any) -> None:
+        raise ValueError("job_secret")
+
+    api.connections.client_id = broken  # type: ignore[method-assign, assignment]
+    assert api.event("$default", body='{"action":"subscribe","job_id":"job_secret"}') == 500
+    assert "job_secret" not in str(api.house.journal.events)
+
+
 def test_a_disconnected_client_follows_nothing(api: Api) -> None:
     """As far as API Gateway tells of it."""
     api.connect()

@@ -338,6 +338,17 @@ def test_a_fault_of_the_telling_is_not_the_calls(room: Room) -> None:
     assert room.house.journal.named("broadcast_failed") == [{"job_id": job.job_id, "error": "ValueError"}]
 
 
+def test_where_no_thread_can_be_had_the_call_is_made_all_the_same(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told meanwhile."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with room.live.listening(room.job()) as said:
+        assert said is None
+
+
 def test_a_look_that_fails_leaves_the_listeners_as_they_were(room: Room) -> None:
     """DynamoDB has a bad moment; who is known goes on listening."""
     job = room.job()

@@ -29,7 +29,7 @@ MESSAGE_BYTES_MAX = 4_096
 """Of a message from a client: an action, a job's id and two numbers."""
 CONNECTION_SECONDS = 2 * 3600 + 600
 """API Gateway closes a connection after two hours."""
-JOBS_MAX = 20
+JOBS_MAX = 100
 """So many jobs may one connection follow at once."""
 TICKET_CHARACTERS_MAX = 64
 
@@ -117,6 +117,9 @@ class SocketApi:
         except PortUnavailable as error:
             self.journal.note("socket_failed", route=about["routeKey"], error=error.message)
             return {"statusCode": 503}
+        except Exception as error:  # noqa: BLE001  what Lambda would log of it may hold what a client sent
+            self.journal.note("socket_failed", route=about["routeKey"], error=type(error).__name__)
+            return {"statusCode": 500}
         return {"statusCode": 200}
 
     def connect(self, connection_id: str, headers: Mapping[str, str], parameters: Mapping[str, str]) -> None:

@@ -88,7 +88,12 @@ class LiveAnswers:
             return
         broadcast = Broadcast(job, self)
         thread = threading.Thread(target=broadcast.run, name="broadcast", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads; the answer matters, its telling while it is written does not
+            self.journal.note("broadcast_failed", job_id=job.job_id, error="no thread")
+            yield None
+            return
         try:
             yield broadcast.say
         finally:
