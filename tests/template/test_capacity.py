@@ -8,6 +8,7 @@ from tests.template.resolved import (
     Edit,
     Template,
     drop,
+    environment,
     functions,
     parameter_extremes,
     put,
@@ -53,6 +54,12 @@ def leaves_room(template: Template, account: int = FRESH_ACCOUNT) -> list[str]:
     return [f"{total} concurrent workers leave {free} of {account}"] if free < LEFT_FREE else []
 
 
+def waits_for_nothing(template: Template) -> list[str]:
+    """No request may wait for its job: each would hold one of the few executions that the job itself needs."""
+    seconds = {name: environment(template, name).get("LONG_POLL_SECONDS", "0") for name in functions(template)}
+    return [f"{name}: LONG_POLL_SECONDS {given}" for name, given in seconds.items() if given != "0"]
+
+
 def _bound(properties: dict[str, Any]) -> int | None:
     bound: int | None = properties.get("ScalingConfig", {}).get("MaximumConcurrency")
     return bound
@@ -61,7 +68,7 @@ def _bound(properties: dict[str, Any]) -> int | None:
 # ── Tests ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("rule", [unreserved, bounded, leaves_room])
+@pytest.mark.parametrize("rule", [unreserved, bounded, leaves_room, waits_for_nothing])
 def test_sam_03_the_defaults_deploy_on_a_fresh_account(rule: Any) -> None:
     """The template as shipped, with its defaults, needs no raised limit."""
     assert rule(shipped()) == []
@@ -86,8 +93,9 @@ EVENT = "Resources.WorkerFunction.Properties.Events.Standard.Properties.{}".form
         (bounded, put("Parameters.BulkConcurrency.Default", 1001)),
         (leaves_room, put("Parameters.StandardConcurrency.Default", 5)),
         (leaves_room, drop(EVENT("ScalingConfig"))),
+        (waits_for_nothing, put("Parameters.LongPollSeconds.Default", 20)),
     ],
-    ids=["reserved", "reserved-for-all", "unbounded", "one", "too-many", "greedy", "unbounded-greed"],
+    ids=["reserved", "reserved-for-all", "unbounded", "one", "too-many", "greedy", "unbounded-greed", "long-polls"],
 )
 def test_sam_03_what_a_fresh_account_cannot_bear_is_found(rule: Any, edit: Edit) -> None:
     """Each assumption about the account's limits is a problem to its rule."""

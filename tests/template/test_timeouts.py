@@ -10,6 +10,7 @@ from backburner import bootstrap
 from backburner.budgets import TRYING_MS_MAX
 from backburner.delivery import TELLING_MS
 from backburner.execution import CLOSING_SECONDS
+from backburner.http import LAST_LOOK_SECONDS, WAIT_SECONDS_MAX
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.repair import LOOK_AHEAD_MS
 from tests.template.resolved import (
@@ -150,7 +151,17 @@ def telling(template: Template) -> list[str]:
     return problems
 
 
-RULES = [visibility, call, gateway, aws_calls, retention, window, loss, look_ahead, telling]
+def waiting(template: Template) -> list[str]:
+    """The longest wait that a deployment may allow leaves time for a last look at the job."""
+    timeout = timeout_seconds(functions(template)["StatusFunction"])
+    most = template["Parameters"]["LongPollSeconds"]["MaxValue"]
+    problems = [] if most == WAIT_SECONDS_MAX else [f"LongPollSeconds may be {most}, wait {WAIT_SECONDS_MAX}"]
+    return problems + (
+        [f"a wait of {most} s leaves too little of {timeout}"] if most + LAST_LOOK_SECONDS > timeout else []
+    )
+
+
+RULES = [visibility, call, gateway, waiting, aws_calls, retention, window, loss, look_ahead, telling]
 
 
 def _endpoint_timeouts(template: Template) -> dict[str, int]:
@@ -232,6 +243,8 @@ def test_sam_01_the_shipped_timeouts_fit_together(rule: Any) -> None:
         pytest.param(call, [drop(WORKER_TIMEOUT)], id="default-timeout"),
         pytest.param(gateway, [put("Mappings.Timeouts.Seconds.Endpoint", 29)], id="endpoint-as-slow-as-the-gateway"),
         pytest.param(aws_calls, [put("Mappings.Timeouts.Seconds.Endpoint", 15)], id="endpoint-faster-than-aws"),
+        pytest.param(waiting, [put("Parameters.LongPollSeconds.MaxValue", 25)], id="longer-wait"),
+        pytest.param(waiting, [put("Mappings.Timeouts.Seconds.Endpoint", 27)], id="shorter-endpoint"),
         pytest.param(retention, [put("Mappings.Timeouts.Seconds.LaneRetention", 1209600)], id="lane-as-long"),
         pytest.param(retention, [drop(RESOURCE("DeadLetterQueue", "MessageRetentionPeriod"))], id="default-retention"),
         pytest.param(window, [put(SOURCE("BatchSize"), 20)], id="batch-of-20"),
