@@ -74,7 +74,7 @@ def job_document(
             return full
     if key is None or payloads is None:
         return json_text(document | {"result_note": "The result is too large for this message; GET the job."})
-    note = f"The result is large; fetch it from result_url within {LINK_SECONDS} seconds."
+    note = f"The result is too large for a reply; fetch it from result_url within {LINK_SECONDS} seconds."
     return json_text(document | {"result_url": payloads.link(key, LINK_SECONDS), "result_note": note})
 
 
