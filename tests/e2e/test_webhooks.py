@@ -10,7 +10,9 @@ import httpx2
 import pytest
 from standardwebhooks import Webhook as Verifier
 
+from backburner.adapters.dynamodb import attributes
 from backburner.delivery import JITTER, WAITS_SECONDS
+from backburner.models import Notice
 from tests.e2e.conftest import Fake, Stack, until
 from tests.fakes.receiver import Receiver, Step
 
@@ -124,14 +126,15 @@ def test_a_message_that_was_lost_is_sent_by_the_repairer(stack: Stack, mark: str
     job_id = submit(stack, receiver, mark)
     delivered(stack, job_id)
     receiver.requests.clear()
+    row = attributes({"outbox": (Notice("webhook"),), "due_at": 1}, job_id)
     stack.aws("dynamodb").update_item(
         TableName=stack.outputs["JobsTableName"],
         Key={"job_id": {"S": job_id}},
         UpdateExpression="SET outbox = :untold, due_at = :past, due_shard = :shard",
         ExpressionAttributeValues={
-            ":untold": {"S": '[{"status":"pending","target":"webhook"}]'},
-            ":past": {"N": "1"},
-            ":shard": {"S": "0"},
+            ":untold": row["outbox"],
+            ":past": row["due_at"],
+            ":shard": row["due_shard"],
         },
     )
     assert stack.job(job_id)["deliveries"][0]["status"] == "pending"

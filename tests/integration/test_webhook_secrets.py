@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import boto3
@@ -24,6 +25,15 @@ class Hours:
 
     def __call__(self) -> float:
         return self.seconds
+
+
+@pytest.fixture(autouse=True)
+def keys_kept(deployed: Deployed) -> Iterator[None]:
+    """The template's secret as it was, for whoever comes next."""
+    client: Any = boto3.client("secretsmanager")
+    before = client.get_secret_value(SecretId=deployed.names["WebhookKeySecret"])["SecretString"]
+    yield
+    put(deployed, before)
 
 
 def put(deployed: Deployed, text: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from backburner.delivery import JITTER, RETRY_AFTER_SECONDS_MAX, TELLING_MS, WAITS_SECONDS
 from backburner.errors import PortUnavailable, ProviderRefusedRequest, Untold
 from backburner.models import Job, JobStatus, Notice, NoticeStatus, Telling
+from backburner.ports import Conflict
 from tests.fakes.house import House
 from tests.fakes.memory import MemoryStore, ScriptedProvider
 
@@ -273,3 +274,16 @@ def test_a_job_run_again_meanwhile_is_not_marked_as_told() -> None:
     _, telling = house.notices.sent.pop(0)
     house.delivery.deliver(telling)
     assert statuses(house, job) == {"webhook": NoticeStatus.PENDING}
+
+
+def test_a_row_that_refuses_every_write_is_left_to_the_next_message() -> None:
+    """Rather than that the whole batch waits for it."""
+    house, job = finished()
+
+    def settle(*_: Any) -> Job:
+        raise Conflict(house.job(job.job_id))
+
+    object.__setattr__(house.lifecycle, "settle", settle)
+    _, telling = house.notices.sent.pop(0)
+    assert house.delivery.run_batch({"m-1": telling}, lambda: 60.0) == ["m-1"]
+    assert house.channel.told == []

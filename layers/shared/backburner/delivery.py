@@ -19,6 +19,8 @@ JITTER = 0.2
 """A wait is up to so much longer: receivers that came back are not told everything at one moment."""
 RETRY_AFTER_SECONDS_MAX = 14_400
 REASON_CHARACTERS_MAX = 100
+CONFLICTS_MAX = 50
+"""A write lost so often was lost to no other target: each writes three times at most a try."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ class Delivery:
     def _lease(self, telling: Telling) -> tuple[Job, Notice] | None:
         """Make this try ours, or None if it is made already, or is not due."""
         job = self.store.get(telling.job_id)
-        while job is not None:
+        for _ in range(CONFLICTS_MAX):
+            if job is None:
+                return None
             now = self.clock.now()
             wanted = (telling.target, telling.tries)
             notice = next((notice for notice in job.pending if (notice.target, notice.tries) == wanted), None)
@@ -99,7 +103,7 @@ class Delivery:
                 return self.lifecycle.settle(job, ours), ours
             except Conflict as conflict:
                 job = conflict.current
-        return None
+        raise PortUnavailable("contention")
 
     def _untold(self, job: Job, notice: Notice, error: Untold, waits: Sequence[float]) -> None:
         """Note a failed try, and plan the next one."""
@@ -129,7 +133,9 @@ class Delivery:
         False if the try is not ours any more: the job was run again, or its lease had run out.
         """
         current: Job | None = job
-        while current is not None and current.claims == job.claims:
+        for _ in range(CONFLICTS_MAX):
+            if current is None or current.claims != job.claims:
+                return False
             if not any((other.target, other.tries) == (notice.target, notice.tries) for other in current.pending):
                 return False
             try:
@@ -137,4 +143,4 @@ class Delivery:
                 return True
             except Conflict as conflict:
                 current = conflict.current
-        return False
+        raise PortUnavailable("contention")
