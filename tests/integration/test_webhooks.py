@@ -200,6 +200,7 @@ def tool(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Any:
     found = {
         "ClientsTableName": names["ClientsTable"],
         "JobsTableName": names["JobsTable"],
+        "LimitsTableName": names["LimitsTable"],
         "WebhookKeySecretArn": names["WebhookKeySecret"],
         "StandardQueueUrl": names["StandardQueue"],
         "DeadLetterQueueUrl": names["DeadLetterQueue"],
