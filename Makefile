@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-accept bench-telling bench-imports layers build lock clean
+.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers build lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ simulate-mutants: ready ## break the core on purpose, one way at a time, and see
 
 chaos: ready ## kill workers at random on a local stack of its own, and count what was lost or paid for twice
 	@$(LOCAL) chaos $(ARGS)
+
+bench-limits: ready ## measure how much of a provider's limit is used, next to the ideal; 20 minutes (ARGS="--runs 1 --scenario exact")
+	@PYTHONPATH=layers/shared $(DEV)/python -m bench.limits $(ARGS)
 
 RATE ?= 20
 SECONDS ?= 15

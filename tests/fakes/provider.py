@@ -148,6 +148,9 @@ class Config:
     api_keys: list[str] | None = None  # None accepts every key that is not empty
     # requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute, burst_seconds
     limits: dict[str, float] | None = None
+    rate_headers: bool = (
+        True  # whether replies state the limits, as the real ones do and many compatible servers do not
+    )
 
 
 class ProviderError(Exception):
@@ -828,6 +831,13 @@ class FakeProvider:
     def headers(self, api: str, model: str, request_id: str) -> dict[str, str]:
         if api == "messages":
             found = {"request-id": request_id, "anthropic-organization-id": "org-fake"}
+        else:
+            found = {"x-request-id": request_id, "openai-version": "2020-10-01", "openai-processing-ms": "1"}
+        return found | (self._rate_headers(api, model) if self.config.rate_headers else {})
+
+    def _rate_headers(self, api: str, model: str) -> dict[str, str]:
+        found = {}
+        if api == "messages":
             for name in ("requests", "tokens", "input_tokens", "output_tokens"):
                 limit, remaining, reset = self._limits.state(model, name)
                 prefix = "anthropic-ratelimit-" + name.replace("_", "-")
@@ -836,7 +846,6 @@ class FakeProvider:
                 found[f"{prefix}-remaining"] = str(remaining)
                 found[f"{prefix}-reset"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment)
             return found
-        found = {"x-request-id": request_id, "openai-version": "2020-10-01", "openai-processing-ms": "1"}
         for name in ("requests", "tokens"):
             limit, remaining, reset = self._limits.state(model, name)
             found[f"x-ratelimit-limit-{name}"] = str(limit)
