@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant(
         "hint before row",
         "submission.py",
-        "        standing = self.store.add(new, self.clock.now())\n",
-        "        self.lifecycle.remind(new)\n        standing = self.store.add(new, self.clock.now())\n",
+        "            return new, self.store.add(new, self.clock.now()), ()\n",
+        "            self.lifecycle.remind(new)\n            return new, self.store.add(new, self.clock.now()), ()\n",
     ),
     Mutant(
         "count attempts only on clean failure",
