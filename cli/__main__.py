@@ -249,5 +249,27 @@ def unknown(name: str) -> ModelInfo:
     return ModelInfo(name, "", 0, 0, 0, 0, 0, 0)
 
 
+@app.command()
+def doctor(stack: StackName = "backburner", profile: Profile = None, as_json: AsJson = False) -> None:
+    """Try out how a deployment is set up, and say what is wrong. Ends with 1 if anything is."""
+    from cli.doctor import check_slack
+
+    session = boto3.Session(profile_name=profile)
+    found = outputs(session, stack)
+    text = session.client("secretsmanager").get_secret_value(SecretId=found["ProviderSecretArn"])["SecretString"]
+    (described,) = session.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    chosen = {entry["ParameterKey"]: entry["ParameterValue"] for entry in described.get("Parameters", [])}
+    findings = check_slack(json.loads(text), found["ApiUrl"], chosen.get("SlackApiBaseUrl", ""))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        table = Table("", "what", "")
+        for finding in findings:
+            table.add_row({True: "ok", False: "WRONG", None: "-"}[finding.ok], finding.what, finding.detail)
+        Console().print(table)
+    if any(finding.ok is False for finding in findings):
+        raise typer.Exit(1)
+
+
 if __name__ == "__main__":
     app(prog_name="backburner")

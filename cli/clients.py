@@ -12,7 +12,7 @@ from typing import Any
 
 from boto3.dynamodb.conditions import Attr
 
-from backburner.models import ClientLimits
+from backburner.models import SLACK, ClientLimits
 
 CLIENT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 """Also the name of the client's message group in the queues, and a metric dimension."""
@@ -38,6 +38,8 @@ def create_client(
     limits: None for a client that may use as much as it likes.
     Raises ValueError for an id that is not lower-case letters, digits and hyphens.
     """
+    if client_id == SLACK:
+        raise ValueError(f"{SLACK!r} is the client that all people in Slack are")
     if not CLIENT_ID.fullmatch(client_id):
         raise ValueError("a client id is 1 to 63 lower-case letters, digits and hyphens, and begins with no hyphen")
     key = new_key()
@@ -58,8 +60,16 @@ def create_client(
 def limit_client(clients_table: Any, client_id: str, wanted: Mapping[str, int | None]) -> ClientLimits:
     """Set these limits of a client, for all of its keys; a None takes one back. Returns those then in force.
 
-    Raises LookupError if there is no such client.
+    The client that all people in Slack are has no key, but a row under its name. Raises LookupError if there is no such
+    client.
     """
+    if client_id == SLACK:
+        clients_table.update_item(
+            Key={"key_hash": SLACK},
+            UpdateExpression="SET client_id = :id, #name = if_not_exists(#name, :name)",
+            ExpressionAttributeNames={"#name": "name"},
+            ExpressionAttributeValues={":id": SLACK, ":name": "Slack"},
+        )
     rows: list[dict[str, Any]] = []
     start: dict[str, Any] = {}
     while True:  # there is an index by key only, and a client is limited rarely

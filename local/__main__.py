@@ -80,6 +80,12 @@ def telling(context: typer.Context) -> None:
     raise typer.Exit(trial.telling(context.args))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def slack(context: typer.Context) -> None:
+    """Measure a support bot's load in Slack on a stack of its own."""
+    raise typer.Exit(trial.slack(context.args))
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     """Turn SIGTERM into an exception, so that `finally` runs and nothing is left behind."""
     raise KeyboardInterrupt

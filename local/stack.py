@@ -25,12 +25,19 @@ NO_KEY = "local"
 
 @dataclass(frozen=True)
 class Providers:
-    """Who answers the prompts: the addresses given in the environment, the local model for those not given."""
+    """Who answers the prompts: the addresses given in the environment, the local model for those not given.
+
+    And who asks: a Slack app, or what stands for Slack.
+    """
 
     openai_base_url: str | None
     anthropic_base_url: str | None
     openai_api_key: str
     anthropic_api_key: str
+    slack_api_base_url: str = ""
+    slack_signing_secret: str = ""
+    slack_bot_token: str = ""
+    slack_alerts_channel: str = ""
 
     @property
     def needs_local_model(self) -> bool:
@@ -40,7 +47,12 @@ class Providers:
     @property
     def secret(self) -> dict[str, str]:
         """The content of the deployment's secret."""
-        return {"openai_api_key": self.openai_api_key, "anthropic_api_key": self.anthropic_api_key}
+        return {
+            "openai_api_key": self.openai_api_key,
+            "anthropic_api_key": self.anthropic_api_key,
+            "slack_signing_secret": self.slack_signing_secret,
+            "slack_bot_token": self.slack_bot_token,
+        }
 
 
 def providers_from_environment() -> Providers:
@@ -57,7 +69,9 @@ def providers_from_environment() -> Providers:
         if key and not address:
             note(f"{name}_API_KEY is not used: the local model answers.")
             note(f"For the real one: {name}_BASE_URL={real} make up")
-    return Providers(addresses["OPENAI"], addresses["ANTHROPIC"], keys["OPENAI"], keys["ANTHROPIC"])
+    slack = {f"slack_{name}": os.environ.get(f"SLACK_{name.upper()}", "")
+             for name in ("api_base_url", "signing_secret", "bot_token", "alerts_channel")}  # fmt: skip
+    return Providers(addresses["OPENAI"], addresses["ANTHROPIC"], keys["OPENAI"], keys["ANTHROPIC"], **slack)
 
 
 def up(state: State) -> dict[str, Any]:
@@ -121,6 +135,8 @@ def _parameters(providers: Providers, model_port: int | None) -> dict[str, str]:
         "OpenAIBaseUrl": by_openai or f"{local}/v1",
         "AnthropicBaseUrl": by_anthropic or local,
         "DefaultModel": template.parameter_defaults()["DefaultModel"] if by_openai else model.MODEL,
+        "SlackApiBaseUrl": providers.slack_api_base_url,
+        "SlackAlertsChannel": providers.slack_alerts_channel,
         "ExtraModels": json.dumps(model.catalogue(openai=not by_openai, anthropic=not by_anthropic)),
     }
 

@@ -1,4 +1,4 @@
-"""A stack of its own with a fake provider that the real SDKs talk to, for tests and for breaking things.
+"""A stack of its own with a fake provider and Slack that the real SDKs talk to, for tests and for breaking things.
 
 It lies in a state folder of its own and on free ports, so that it disturbs no running `make up`, and is always taken
 down again.
@@ -13,7 +13,7 @@ from local import processes, stack
 from local.screen import console, step
 from local.state import HOME, ROOT, State
 
-NAME = "provider"
+PROVIDER, SLACK = "provider", "slack"
 START_SECONDS_MAX = 30
 
 
@@ -29,6 +29,11 @@ def chaos(arguments: Sequence[str]) -> int:
     return run("chaos", ["-m", "bench.chaos", *arguments])
 
 
+def slack(arguments: Sequence[str]) -> int:
+    """Exit status of bench/slack.py: 1 if a message was not answered exactly once, or acknowledged too late."""
+    return run("slack", ["-m", "bench.slack", *arguments])
+
+
 def telling(arguments: Sequence[str]) -> int:
     """Exit status of bench/telling.py: 1 if some job's end was never told."""
     return run("telling", ["-m", "bench.telling", *arguments])
@@ -37,36 +42,51 @@ def telling(arguments: Sequence[str]) -> int:
 def run(name: str, python_arguments: Sequence[str]) -> int:
     """Exit status of a Python program run beside a fresh stack, which it finds by BACKBURNER_STACK_FILE."""
     state = State(HOME / name)
-    stack.down(state)  # what an interrupted run may have left
-    processes.stop(state, NAME)
+    _end(state)  # what an interrupted run may have left
     try:
-        with step("Starting the fake provider"):
-            port = processes.free_port(())
-            provider = processes.start(
-                state,
-                NAME,
-                [sys.executable, "-m", "tests.fakes.provider", "--port", str(port)],
-                env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"},
-                port=port,
-                is_ready=lambda: processes.answers(port),
-                seconds_max=START_SECONDS_MAX,
-            )
-        address = f"http://127.0.0.1:{provider.port}"
+        with step("Starting the fake provider and the fake Slack"):
+            address = _start(state, PROVIDER)
+            slack = _start(state, SLACK)
         os.environ.update(
             OPENAI_BASE_URL=f"{address}/v1",
             OPENAI_API_KEY="fake-openai-key",
             ANTHROPIC_BASE_URL=address,
             ANTHROPIC_API_KEY="fake-anthropic-key",
+            SLACK_API_BASE_URL=f"{slack}/api/",
+            SLACK_SIGNING_SECRET="fake-slack-signing-secret",  # noqa: S106
+            SLACK_BOT_TOKEN="xoxb-fake-slack-token",  # noqa: S106
+            SLACK_ALERTS_CHANNEL="C0000OPS1",
         )
         stack.up(state)
         env = {
             **os.environ,
             "BACKBURNER_STACK_FILE": str(state.stack_file),
             "BACKBURNER_FAKE_PROVIDER": address,
+            "BACKBURNER_FAKE_SLACK": slack,
         }
         command = [sys.executable, *python_arguments]
         return subprocess.run(command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
     finally:
         console.print(f"Taking the {name} stack down; its logs stay in .local/{name}/logs", style="dim")
-        stack.down(state)
-        processes.stop(state, NAME)
+        _end(state)
+
+
+def _start(state: State, fake: str) -> str:
+    """Start a fake of tests/fakes in a process of its own; its address."""
+    port = processes.free_port(())
+    running = processes.start(
+        state,
+        fake,
+        [sys.executable, "-m", f"tests.fakes.{fake}", "--port", str(port)],
+        env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"},
+        port=port,
+        is_ready=lambda: processes.answers(port),
+        seconds_max=START_SECONDS_MAX,
+    )
+    return f"http://127.0.0.1:{running.port}"
+
+
+def _end(state: State) -> None:
+    stack.down(state)
+    for fake in (PROVIDER, SLACK):
+        processes.stop(state, fake)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.parse
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 import boto3
 import httpx2
 import pytest
+
+from tests.fakes.slack import SIGNING_SECRET, FakeSlack, signed
 
 pytestmark = pytest.mark.e2e
 
@@ -130,6 +133,71 @@ class Fake:
         return [call for call in ledger if match in json.dumps(call)]
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """The fake Slack's controls, with a channel and a person of the test's own; and the sender of what Slack sends."""
+
+    address: str
+    api_url: str
+    channel: str
+    user: str
+
+    def control(self, verb: str, what: str, **given: Any) -> Any:
+        """Steer the fake Slack."""
+        reply = httpx2.request(verb, f"{self.address}/_control/{what}", trust_env=False, timeout=30, **given)
+        assert reply.status_code < 300, reply.text
+        return reply.json()
+
+    def say(self, text: str, **more: Any) -> dict[str, Any]:
+        """A person says something in the channel; its event."""
+        event: dict[str, Any] = self.control(
+            "POST", "messages", json={"text": text, "channel": self.channel, "user": self.user, **more}
+        )
+        return event
+
+    def script(self, method: str, *steps: dict[str, Any], match: str | None = None) -> None:
+        """What calls about this channel, or with another match, get one after the other."""
+        script = {"method": method, "match": match or self.channel, "steps": list(steps)}
+        self.control("POST", "scripts", json=script)
+
+    def calls(self, method: str) -> list[dict[str, Any]]:
+        """The calls about this channel."""
+        ledger = self.control("GET", "ledger")
+        return [call for call in ledger if call["method"] == method and self.channel in json.dumps(call)]
+
+    def messages(self, thread_ts: str | None = None) -> list[dict[str, Any]]:
+        """The app's messages that everybody sees, oldest first."""
+        found = self.control(
+            "GET", "messages", params={"channel": self.channel} | ({"thread_ts": thread_ts} if thread_ts else {})
+        )
+        return [message for message in found if message["bot"] and message["ephemeral_for"] is None]
+
+    def answers(self, thread_ts: str | None = None, *, count: int = 1, seconds: float = WAIT_SECONDS) -> list[str]:
+        """What they say, once there are so many."""
+
+        def look() -> list[str] | None:
+            found = [message["markdown"] for message in self.messages(thread_ts)]
+            return found if len(found) >= count else None
+
+        return until(look, seconds, lambda: f"not {count} answers: {self.messages(thread_ts)}")
+
+    def post(self, path: str, body: str, headers: dict[str, str] | None = None) -> httpx2.Response:
+        """A request as Slack sends it, signed now."""
+        kind = "application/json" if body.startswith("{") else "application/x-www-form-urlencoded"
+        sent = {"Content-Type": kind, **signed(SIGNING_SECRET, body, time.time()), **(headers or {})}
+        return httpx2.post(f"{self.api_url}/slack/{path}", content=body, headers=sent, timeout=30, trust_env=False)
+
+    def send(self, event: dict[str, Any], headers: dict[str, str] | None = None) -> int:
+        """Send the event; the status of the reply."""
+        return self.post("events", json.dumps(FakeSlack().envelope(event)), headers).status_code
+
+    def press(self, button: dict[str, Any], **more: Any) -> int:
+        """A button is pressed; the status of the reply."""
+        action = {"action_id": button["action_id"], "value": button["value"], "action_ts": f"{time.time():.6f}"}
+        payload = {"type": "block_actions", "user": {"id": self.user}, "actions": [action], **more}
+        return self.post("interactions", urllib.parse.urlencode({"payload": json.dumps(payload)})).status_code
+
+
 @pytest.fixture(scope="session")
 def stack() -> Stack:
     """The stack that `make e2e` deployed."""
@@ -153,6 +221,13 @@ def no_limits(stack: Stack) -> None:
     """No test waits for what another has used up; those of the limits set their own."""
     for model in MODELS:
         stack.limit(model, 10**12)
+
+
+@pytest.fixture
+def slack(stack: Stack) -> Workspace:
+    """The fake Slack behind the stack, and a channel and a person that no other test uses."""
+    name = uuid.uuid4().hex[:12].upper()
+    return Workspace(os.environ["BACKBURNER_FAKE_SLACK"], stack.api_url, f"C{name}", f"U{name}")
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from backburner.adapters.secrets import FernetSeals
 from backburner.delivery import JITTER, WAITS_SECONDS
 from backburner.models import ClientLimits
 from cli.clients import create_client
+from tests.e2e import slack_probes
 from tests.e2e.conftest import Fake, Stack, until
 from tests.e2e.sockets import ask, connection, is_end, read
 from tests.fakes.emulated import function_processes, worker_processes
@@ -34,7 +35,7 @@ from tests.fakes.receiver import Receiver, Step
 
 pytestmark = pytest.mark.e2e
 
-FUNCTIONS = ("ingest", "status", "websocket", "worker", "notifier", "repair")
+FUNCTIONS = ("ingest", "status", "websocket", "slack", "worker", "notifier", "repair", "alerts")
 
 LANES = ("Interactive", "Standard", "Bulk")
 
@@ -1005,7 +1006,7 @@ def a_call_is_logged(scene: Scene, function: str) -> None:
     """Lambda writes the lines in the role's name; the emulator writes them itself, and asks no policy."""
     with scene.lacking():
         began = time.time_ns() // 1_000_000
-        scene.road()
+        {"slack": slack_probes.road, "alerts": slack_probes.alarm}.get(function, Scene.road)(scene)
         until(lambda: scene.lines(function, began), 10, lambda: f"{function} logs nothing")
 
 
@@ -1113,6 +1114,22 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("worker", "dynamodb:Query", "ConnectionsTable"): pieces_of_an_answer_are_told,
     Grant("worker", "execute-api:ManageConnections", SOCKETS): pieces_of_an_answer_are_told,
     Grant("worker", "dynamodb:DeleteItem", "ConnectionsTable"): a_gone_listener_is_removed_while_an_answer_is_written,
+    Grant("slack", "dynamodb:PutItem", "JobsTable"): slack_probes.refused_then_taken,
+    Grant("slack", "dynamodb:UpdateItem", "JobsTable"): slack_probes.a_question_is_stopped,
+    Grant("slack", "dynamodb:GetItem", "JobsTable"): slack_probes.a_question_in_a_thread_is_told_from_talk,
+    Grant("slack", "dynamodb:UpdateItem", "LimitsTable"): slack_probes.refused_then_taken,
+    Grant("slack", "dynamodb:GetItem", "LimitsTable"): slack_probes.a_question_in_a_thread_is_told_from_talk,
+    Grant(
+        "slack", "secretsmanager:GetSecretValue", "ProviderSecret"
+    ): slack_probes.a_fresh_desk_reads_the_signing_secret,
+    Grant("slack", "sqs:SendMessage", "InteractiveQueue"): slack_probes.refused_then_taken,
+    Grant("slack", "sqs:GetQueueAttributes", "InteractiveQueue"): slack_probes.the_depth_before_a_question_is_seen,
+    Grant("slack", "sqs:SendMessage", "NotificationsQueue"): slack_probes.what_is_said_without_a_call_is_announced,
+    Grant("notifier", "dynamodb:UpdateItem", "LimitsTable"): slack_probes.told_later,
+    Grant(
+        "notifier", "secretsmanager:GetSecretValue", "ProviderSecret"
+    ): slack_probes.a_fresh_notifier_reads_slacks_token,
+    Grant("alerts", "secretsmanager:GetSecretValue", "ProviderSecret"): slack_probes.a_fresh_alert_reads_slacks_token,
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "LimitsTable"): a_charge_is_settled_by_the_repairer,
@@ -1228,13 +1245,17 @@ def test_each_function_writes_to_its_own_log_group(stack: Stack, fake: Fake, mar
     parked = scene.parked()
     assert stack.http().delete(f"/jobs/{parked}").status_code == 200
     job_id = scene.road()
+    slack_probes.road(scene)
+    slack_probes.alarm(scene)
     for function, wanted in {
         "ingest": {"message": "job_accepted", "job_id": job_id},
         "status": {"message": "job_ended", "job_id": parked},
         "websocket": {"message": "socket_opened", "client_id": "local"},
         "worker": {"message": "job_ended", "job_id": job_id},
         "notifier": {"message": "telling_dropped", "job_id": job_id},
+        "slack": {"message": "slack_message_taken", "channel": slack_probes.workspace(scene).channel},
         "repair": {"message": "repair_ran"},
+        "alerts": {"message": "alert_told"},
     }.items():
         line = {"service": function, **wanted}
 

@@ -370,6 +370,23 @@ class MemoryDeadLetters:
         self.letters = [other for other in self.letters if other.receipt != letter.receipt]
 
 
+class MemoryMarks:
+    """Small facts."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, set[str]] = {}
+
+    def admit(self, name: str, item: str, *, limit: int, until: EpochSeconds) -> bool:
+        items = self.items.setdefault(name, set())
+        if len(items) >= limit and item not in items:
+            return False
+        items.add(item)
+        return True
+
+    def is_marked(self, name: str) -> bool:
+        return name in self.items
+
+
 class MemoryNotices:
     """The notifications queue."""
 

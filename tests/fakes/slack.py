@@ -49,7 +49,7 @@ type Json = dict[str, Any]
 
 TEAM, APP, BOT_USER, BOT_ID = "T0000HOME", "A0000APP1", "U0000BOT1", "B0000BOT1"
 CHANNEL, DIRECT, USER = "C0000CHN1", "D0000DM01", "U0000USR1"
-SIGNING_SECRET, TOKEN = "8f742231b10e8888abcd99yyyzzz85a5", "xoxb-fake-slack-token"
+SIGNING_SECRET, TOKEN = "fake-slack-signing-secret", "xoxb-fake-slack-token"
 TS = re.compile(r"\d{10}\.\d{6}")
 MARKDOWN_MAX, TEXT_MAX, SECTION_MAX, BLOCKS_MAX = 12_000, 40_000, 3_000, 50
 HOOK_USES, HOOK_SECONDS = 5, 1_800
@@ -282,6 +282,9 @@ class FakeSlack:
                 raise SlackError("invalid_auth" if token else "not_authed")
             if method not in METHODS:
                 raise SlackError("unknown_method")
+            needed = needed_scope(method, arguments)
+            if needed and needed not in self.config.scopes.split(","):
+                raise SlackError("missing_scope", needed=needed, provided=self.config.scopes)
             with self._lock:
                 body = METHODS[method](self, arguments)
         except SlackError as error:
@@ -552,6 +555,19 @@ METHODS: Mapping[str, Callable[[FakeSlack, Json], Json]] = {
     "reactions.remove": FakeSlack._unreact,
     "users.info": FakeSlack._user,
 }
+
+
+def needed_scope(method: str, arguments: Json) -> str | None:
+    """The scope that a method needs; some by the kind of channel."""
+    kind = {"D": "im", "G": "groups"}.get(str(arguments.get("channel"))[:1], "channels")
+    scopes = {
+        "chat": "chat:write",
+        "assistant": "chat:write",
+        "reactions": "reactions:write",
+        "users": "users:read",
+        "conversations": f"{kind}:read" if method == "conversations.info" else f"{kind}:history",
+    }
+    return scopes.get(method.partition(".")[0])
 
 
 def _check_blocks(blocks: list[Json]) -> None:

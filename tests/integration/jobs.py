@@ -17,6 +17,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    SlackOrigin,
     Slot,
     Usage,
     Webhook,
@@ -79,6 +80,11 @@ FULL = a_job(
     ),
     ahead=17,
     charge=Charge("2027-01-15", 1_000, 2**60, since=1),
+    slack=SlackOrigin(
+        channel="C1", user="U1", team="T1", surface="command", thread_ts="1760000123.000700",
+        message_ts="1760000123.000700", response_url="https://hooks.slack.com/x", failed_ts="1760000124.000100",
+        streams=("1760000125.000100", "1760000126.000200"),
+    ),
 )  # fmt: skip
 """Every field has a value."""
 
@@ -106,6 +112,19 @@ slots = st.builds(
     Slot, names, instants, counts, counts, st.dictionaries(names, counts, max_size=4), st.tuples(guesses, guesses)
 )
 
+maybe = st.none() | texts
+origins = st.builds(
+    SlackOrigin,
+    texts,
+    texts,
+    texts,
+    texts,
+    thread_ts=maybe,
+    message_ts=maybe,
+    response_url=maybe,
+    failed_ts=maybe,
+    streams=st.lists(texts, max_size=3).map(tuple),
+)
 jobs = st.builds(
     Job, job_id=names, client_id=names, lane=st.sampled_from(Lane), status=st.sampled_from(JobStatus),
     fingerprint=texts, request=payloads, owner=texts, created_at=instants, available_at=instants,
@@ -117,5 +136,6 @@ jobs = st.builds(
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
     ahead=st.none() | counts, charge=st.none() | st.builds(Charge, names, counts, counts, counts),
     webhook=st.none() | st.builds(Webhook, texts, st.none() | texts),
+    slack=st.none() | origins,
 )  # fmt: skip
 """Any job that could stand in a row."""

@@ -17,7 +17,7 @@ OUTPUTS = {
     "ProviderSecretArn", "AlarmTopicArn", "IngestFunctionName", "StatusFunctionName", "WorkerFunctionName",
     "RepairFunctionName", "NotifierFunctionName", "NotificationsQueueUrl", "NotificationsDeadLetterQueueUrl",
     "SocketUrl", "ConnectionsTableName", "WebsocketFunctionName",
-    "WebhookKeySecretArn",
+    "WebhookKeySecretArn", "SlackFunctionName", "AlertsFunctionName",
 }  # fmt: skip
 """What scripts and documents read; a name once given stays."""
 ENVIRONMENTS = {"default": "backburner", "prod": "backburner-prod", "local": "backburner-local"}
@@ -140,7 +140,7 @@ def test_no_resources_wait_for_each_other() -> None:
         ),
         (
             put("Globals.Function.Environment.Variables.API_URL", {"Fn::Sub": "https://${Api}.example.org"}),
-            "IngestFunction needs Api",
+            "SlackFunction needs Api",
         ),
         (
             put(

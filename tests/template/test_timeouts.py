@@ -51,6 +51,11 @@ CALLS = {
         # Whose connection, the row, the connection's list, the subscription, the row again; the answer.
         (*["dynamodb"] * 5, "apigatewaymanagementapi"),
     ),
+    "slack": (
+        # The secret, also anew; the client, whose thread (twice), how often a person asked, the lane's depth, the
+        # client's tally, whether the key is known, what is said instead, the row; the hint.
+        ("secretsmanager", "secretsmanager", *["dynamodb"] * 8, "sqs", "sqs"),
+    ),
 }
 """What an endpoint asks of AWS for one request, one call after the other, by its longest roads."""
 

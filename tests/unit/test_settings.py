@@ -58,7 +58,7 @@ ALL: list[tuple[type[Settings], dict[str, str]]] = [
     (StatusSettings, STATUS),
     (WebsocketSettings, ENDPOINT | SOCKETS),
     (WorkerSettings, WORKER),
-    (NotifierSettings, COMMON | SOCKETS | WEBHOOKS),
+    (NotifierSettings, COMMON | SOCKETS | WEBHOOKS | {"PROVIDER_SECRET_ARN": "arn:x"}),
     (RepairSettings, COMMON),
 ]
 

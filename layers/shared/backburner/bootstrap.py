@@ -9,22 +9,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backburner.models import WEBHOOK, WEBSOCKET, EpochMs, Lane
+from backburner.models import SLACK, WEBHOOK, WEBSOCKET, EpochMs, Lane
 
 if TYPE_CHECKING:
     from backburner.adapters.connections import ConnectionsTable
     from backburner.addresses import Receivers
+    from backburner.channels.slack_api import SlackApi
     from backburner.http import Doorkeeper, Handler
     from backburner.lifecycle import Lifecycle
-    from backburner.ports import Channel, Clock, Limiter, Provider, Sockets
+    from backburner.models import Client, Job
+    from backburner.ports import Channel, Conversations, Deltas, Limiter, Provider, Sockets
     from backburner.settings import (
         Common,
         EndpointSettings,
         NotifierSettings,
-        StatusSettings,
         WebhookSettings,
         WorkerSettings,
     )
@@ -70,15 +72,15 @@ def _lanes(settings: Common) -> dict[Lane, str]:
     }
 
 
-def _clients(*, patient: bool) -> Callable[[str], Any]:
+def _clients(*, patient: bool = False, hasty: bool = False) -> Callable[[str], Any]:
     """AWS clients by service, each made once: the first call of each costs a handshake, and its making 20 ms.
 
-    `patient` callers may wait for AWS, the accept path may not.
+    `patient` callers may wait for AWS, the accept path may not; of `hasty` ones, whoever calls us is soon gone.
     """
     from backburner.adapters.aws import client
 
     # Patient is 9 s a call, so that a call that hangs does not let the leases of a batch (30 s) lapse.
-    connect_seconds, read_seconds, tries = (1.0, 2.0, 3) if patient else (0.8, 0.9, 2)
+    connect_seconds, read_seconds, tries = (1.0, 2.0, 3) if patient else (0.4, 0.7, 2) if hasty else (0.8, 0.9, 2)
     return cache(
         lambda service: client(service, connect_seconds=connect_seconds, read_seconds=read_seconds, tries=tries)
     )
@@ -142,7 +144,7 @@ def _receivers(settings: WebhookSettings) -> Receivers:
     )
 
 
-def _limiter(settings: StatusSettings | WorkerSettings, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Limiter:
+def _limiter(settings: Common, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Limiter:
     from backburner.adapters.limits import LimitsTable
     from backburner.limits import SlotLimiter
 
@@ -155,7 +157,7 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
     from backburner.adapters.sqs import LaneDepths
     from backburner.budgets import Budgets
     from backburner.pricing import PriceList, cost_micro_usd
-    from backburner.settings import IngestSettings, StatusSettings
+    from backburner.settings import IngestSettings, SlackSettings, StatusSettings
     from backburner.submission import Submission, Webhooks
 
     webhooks = None
@@ -164,6 +166,8 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
         webhooks = Webhooks(_receivers(settings), _seals(settings, aws), clients)
     lifecycle = _lifecycle(settings, aws)
     more: dict[str, Any] = {}
+    if isinstance(settings, SlackSettings):
+        more = {"limiter": _limiter(settings, lifecycle, aws)}
     if isinstance(settings, StatusSettings):
         more = {
             "limiter": _limiter(settings, lifecycle, aws),
@@ -277,6 +281,53 @@ def websocket() -> Handler:
     ).handle
 
 
+def slack() -> Handler:
+    """The handler of Slack's requests. The secret is read when the first one comes, and no SDK is imported."""
+    from backburner.adapters.limits import MarksTable
+    from backburner.adapters.secrets import ProviderSecret
+    from backburner.settings import SlackSettings
+    from backburner.slack_events import SlackDesk
+
+    settings = SlackSettings.from_environment(os.environ)
+    aws = _clients(hasty=True)  # after three seconds Slack sends the event again
+    submission = _submission(settings, aws)
+    secret = ProviderSecret(aws("secretsmanager"), settings.provider_secret_arn)
+    desk = SlackDesk(
+        client=_slack_client(settings, aws),
+        submission=submission,
+        marks=MarksTable(aws("dynamodb"), settings.limits_table),
+        signing_secret=lambda: secret.get("slack_signing_secret"),
+        renewed=lambda refused: secret.refresh("slack_signing_secret", refused),
+        clock=submission.clock,
+        journal=submission.journal,
+        system_prompt=settings.slack_system_prompt,
+        model=settings.slack_model,
+        user_requests_per_minute=settings.slack_user_requests_per_minute,
+        api_base_url=settings.slack_api_base_url,
+    )
+    return desk.handle
+
+
+def _slack_client(settings: EndpointSettings, aws: Callable[[str], Any]) -> Callable[[], Client]:
+    """The client that all people in Slack are, with the limits that `backburner clients limit slack` gave it."""
+    from cachetools import TTLCache
+
+    from backburner.adapters.dynamodb import ClientsTable
+    from backburner.http import CLIENT_CACHE_SECONDS
+    from backburner.models import Client
+
+    clients = ClientsTable(aws("dynamodb"), settings.clients_table)
+    known: TTLCache[str, Client] = TTLCache(maxsize=1, ttl=CLIENT_CACHE_SECONDS)
+
+    def client() -> Client:
+        found = known.get(SLACK)
+        if found is None:
+            found = known[SLACK] = clients.find(SLACK) or Client(SLACK, "Slack")
+        return found
+
+    return client
+
+
 def worker() -> Handler:
     """The handler of the lane queues. SIGTERM hands back what is in hand."""
     import signal
@@ -303,6 +354,7 @@ def worker() -> Handler:
         monotonic=time.monotonic,
         journal=lifecycle.journal,
     )
+    in_slack = _made_once(_slack_threads(settings, secret, lifecycle, aws))
     execution = Execution(
         lifecycle=lifecycle,
         payloads=_payloads(settings),
@@ -319,7 +371,8 @@ def worker() -> Handler:
         default_max_tokens=settings.default_max_tokens,
         call_seconds=settings.call_timeout_seconds,
         fallback_models=_names(settings.fallback_models),
-        deltas=live,
+        deltas=_Listeners(lambda: in_slack("presence"), live),
+        conversations=lambda: in_slack("threads"),
     )
 
     def hand_back(*_: Any) -> None:
@@ -331,6 +384,66 @@ def worker() -> Handler:
     return batch_handler(
         parse_hint, execution.run_batch, lambda body, queue: execution.reject(body, lane_of(lanes, queue))
     )
+
+
+def _slack_api(secret: Any, base_url: str, *, seconds: int) -> SlackApi:
+    """Slack's Web API by the deployment's token; each call ends within so many seconds."""
+    from backburner.channels.slack_api import SlackApi
+
+    token = "slack_bot_token"  # noqa: S105  its name
+    return SlackApi(
+        lambda: secret.get(token),
+        lambda refused: secret.refresh(token, refused),
+        base_url=base_url,
+        timeout_seconds=seconds,
+    )
+
+
+def _slack_threads(
+    settings: WorkerSettings, secret: Any, lifecycle: Lifecycle, aws: Callable[[str], Any]
+) -> dict[str, Callable[[], Any]]:
+    """What a worker does in Slack's threads: reads them (ports.Conversations), and shows itself (ports.Deltas)."""
+
+    def api() -> SlackApi:
+        return _slack_api(secret, settings.slack_api_base_url, seconds=2)
+
+    def threads() -> Conversations:
+        from backburner.channels.slack_thread import SlackThreads
+
+        return SlackThreads(api(), time.monotonic, lifecycle.journal)
+
+    def presence() -> Deltas:
+        from backburner.adapters.limits import LimitsTable
+        from backburner.channels.slack import seconds_to_turn
+        from backburner.channels.slack_stream import LiveAnswer
+        from backburner.channels.slack_thread import SlackPresence
+
+        here, line = api(), LimitsTable(aws("dynamodb"), settings.limits_table)
+
+        def live(job: Job) -> LiveAnswer:
+            return LiveAnswer(
+                here,
+                job,
+                record=lifecycle.shown_in,
+                turn=lambda channel: seconds_to_turn(line, lifecycle.clock, channel),
+                monotonic=time.monotonic,
+                journal=lifecycle.journal,
+            )
+
+        return SlackPresence(here, time.monotonic, lifecycle.journal, live if settings.slack_streaming else None)
+
+    return {"threads": threads, "presence": presence}
+
+
+class _Listeners:
+    """Who follows an answer while it is written, as ports.Deltas: the thread that asked, or whoever has subscribed."""
+
+    def __init__(self, in_slack: Callable[[], Deltas], elsewhere: Deltas) -> None:
+        self._in_slack, self._elsewhere = in_slack, elsewhere
+
+    def listening(self, job: Job) -> AbstractContextManager[Callable[[str], None] | None]:
+        """For the time of one attempt, where the pieces of its answer go."""
+        return (self._elsewhere if job.slack is None else self._in_slack()).listening(job)
 
 
 def _providers(secret: Any, base_urls: dict[str, str]) -> Callable[[str], Provider]:
@@ -382,7 +495,7 @@ def notifier() -> Handler:
     delivery = Delivery(
         store=lifecycle.store,
         lifecycle=lifecycle,
-        channels=_channels(settings, lifecycle.clock, aws),
+        channels=_channels(settings, lifecycle, aws),
         clock=lifecycle.clock,
         chance=lifecycle.chance,
         journal=lifecycle.journal,
@@ -390,7 +503,7 @@ def notifier() -> Handler:
     return batch_handler(parse_telling, delivery.run_batch)
 
 
-def _channels(settings: NotifierSettings, clock: Clock, aws: Callable[[str], Any]) -> Callable[[str], Channel]:
+def _channels(settings: NotifierSettings, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Callable[[str], Channel]:
     """Channels by the names of their targets; each is imported when a job first needs it."""
     payloads = _payloads(settings)
 
@@ -405,7 +518,7 @@ def _channels(settings: NotifierSettings, clock: Clock, aws: Callable[[str], Any
             payloads=payloads,
             seals=_seals(settings, aws),
             secrets=ClientsTable(aws("dynamodb"), settings.clients_table),
-            clock=clock,
+            clock=lifecycle.clock,
         )
 
     def websocket() -> Channel:
@@ -414,7 +527,40 @@ def _channels(settings: NotifierSettings, clock: Clock, aws: Callable[[str], Any
         connections = _connections(settings.connections_table, _clients(patient=False))
         return WebSocketChannel(connections, _sockets(settings.sockets_url), _posts())
 
-    return _made_once({WEBHOOK: webhook, WEBSOCKET: websocket})
+    def slack() -> Channel:
+        from backburner.adapters.limits import LimitsTable
+        from backburner.adapters.secrets import ProviderSecret
+        from backburner.channels.slack import SlackChannel
+
+        secret = ProviderSecret(aws("secretsmanager"), settings.provider_secret_arn)
+        return SlackChannel(
+            _slack_api(secret, settings.slack_api_base_url, seconds=10),
+            payloads=payloads,
+            line=LimitsTable(aws("dynamodb"), settings.limits_table),
+            clock=lifecycle.clock,
+            journal=lifecycle.journal,
+            api_base_url=settings.slack_api_base_url,
+        )
+
+    return _made_once({SLACK: slack, WEBHOOK: webhook, WEBSOCKET: websocket})
+
+
+def alerts() -> Handler:
+    """The handler of the alarm topic. The SDK is imported when an alarm comes: its every second counts elsewhere."""
+    from backburner.adapters.secrets import ProviderSecret
+    from backburner.observability import Logbook
+    from backburner.settings import AlertsSettings
+
+    settings = AlertsSettings.from_environment(os.environ)
+    secret = ProviderSecret(_clients(patient=True)("secretsmanager"), settings.provider_secret_arn)
+
+    def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        from backburner.channels.slack_alerts import SlackAlerts
+
+        api = _slack_api(secret, settings.slack_api_base_url, seconds=10)
+        return SlackAlerts(api, settings.slack_alerts_channel, settings.runbook_url, Logbook()).handle(event, context)
+
+    return handle
 
 
 def repair() -> Handler:

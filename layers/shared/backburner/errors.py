@@ -166,6 +166,28 @@ class OverBudget(Refusal):
     http_status = 422
 
 
+class InternalError(Refusal):
+    """Something went wrong on our side. Trying again may help."""
+
+    code = "internal_error"
+    http_status = 500
+    retryable = True
+
+
+class NotFromSlack(Refusal):
+    """The request does not carry Slack's signature of the last five minutes."""
+
+    code = "bad_signature"
+    http_status = 401
+
+
+class SlackNotConfigured(Refusal):
+    """Slack is not set up here: the deployment's secret has no slack_signing_secret. See docs/slack.md."""
+
+    code = "slack_not_configured"
+    http_status = 404
+
+
 # ── Ports that failed ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -53,6 +53,7 @@ from backburner.ports import (
     Chance,
     Clock,
     Conflict,
+    Conversations,
     DeadLetterQueue,
     Deltas,
     Journal,
@@ -165,6 +166,8 @@ class Execution:
     call_seconds: float = 240.0
     fallback_models: tuple[str, ...] = ()
     deltas: Deltas | None = None
+    conversations: Callable[[], Conversations] | None = None
+    """Where jobs asked in Slack find what was said before; made, and its SDK imported, when the first one comes."""
 
     # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -555,9 +558,12 @@ class Execution:
         model = self.catalogue.find(name)
         if model is None:
             raise ModelNotFound(f"this deployment no longer knows the model {name!r}")
+        messages: Sequence[Message] = request.messages or (Message(role="user", content=request.prompt or ""),)
+        if job.slack is not None and self.conversations is not None:
+            messages = (*messages[:-1], *self.conversations().recall(job, messages[-1]))
         return Question(
             model=model,
-            messages=tuple(request.messages or (Message(role="user", content=request.prompt or ""),)),
+            messages=tuple(messages),
             system_prompt=request.system_prompt,
             max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
             user_hash=_hashed(job.client_id, request.user_id) if request.user_id else None,

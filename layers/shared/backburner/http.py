@@ -17,6 +17,7 @@ from cachetools import TTLCache
 
 from backburner.documents import job_document, job_summary, json_text, problem_document
 from backburner.errors import (
+    InternalError,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
@@ -155,13 +156,6 @@ def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Respo
     )
 
 
-class _InternalError(Refusal):
-    """Something went wrong on our side. Trying again may help."""
-
-    code = "internal_error"
-    http_status = 500
-
-
 # ── Endpoints ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -175,7 +169,7 @@ def _resolver(journal: Journal) -> APIGatewayRestResolver:
     @app.exception_handler(Exception)  # type: ignore[untyped-decorator]
     def broke(error: Exception) -> Response[str]:
         journal.note("request_failed", error=type(error).__name__, cause=type(error.__cause__).__name__)
-        return problem(Unavailable() if isinstance(error, PortUnavailable) else _InternalError())
+        return problem(Unavailable() if isinstance(error, PortUnavailable) else InternalError())
 
     @app.not_found
     def nothing_here(_: NotFoundError) -> Response[str]:
@@ -192,6 +186,7 @@ PATHS: Final = (
     (re.compile(r"/jobs/?"), ("GET", "POST")),
     (re.compile(r"/jobs/[^/]+/?"), ("GET", "DELETE")),
     (re.compile(r"/tickets/?"), ("POST",)),
+    (re.compile(r"/slack/(events|interactions|commands)/?"), ("POST",)),
 )
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 

@@ -38,6 +38,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    SlackOrigin,
     Slot,
     Telling,
 )
@@ -198,6 +199,10 @@ class Lifecycle:
     def remember(self, job: Job, handle: str) -> None:
         """Note the provider's name for the call, before waiting for it. Raises Conflict when it is ours no more."""
         self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), handle=handle)
+
+    def shown_in(self, job: Job, slack: SlackOrigin) -> None:
+        """Note which messages in Slack show the answer while it is written. Raises Conflict when it is ours no more."""
+        self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), slack=slack)
 
     def may_try_again(self, job: Job) -> bool:
         """Whether the run has attempts left, and time to begin one."""

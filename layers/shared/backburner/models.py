@@ -549,6 +549,8 @@ BUDGET = "budget"
 """The target of a job that was charged to a budget: its client's tally, which is to learn what the job really cost."""
 INTERNAL_TARGETS = frozenset({DEAD_LETTER, BUDGET})
 """Targets that are not the client's."""
+SLACK = "slack"
+"""The target of a job that was asked in Slack: the thread it was asked in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +574,28 @@ class Webhook:
 
     url: str
     sealed_secret: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlackOrigin:
+    """Where in Slack a job was asked and is answered. All ids are Slack's; a timestamp is text and stays as it came.
+
+    thread_ts: the thread's first message; None where there is no thread, as for a slash command.
+    message_ts: the message that asked. surface: `channel`, `im` (a direct message) or `command`.
+    response_url: where a command may be answered for half an hour, in channels that the app is no member of, too.
+    failed_ts: the message that told of a failure, and whose button asked for this new run.
+    streams: the messages in which the present attempt's answer is shown while it is written.
+    """
+
+    channel: str
+    user: str
+    team: str
+    surface: str
+    thread_ts: str | None = None
+    message_ts: str | None = None
+    response_url: str | None = None
+    failed_ts: str | None = None
+    streams: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,6 +624,7 @@ class Job:
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
     ahead: hints that waited in the lane when it was accepted, roughly; None: not known.
     charge: what its client's tally holds for it: the worst case at first, what it cost once that is settled.
+    slack: where it was asked, if in Slack.
     """
 
     job_id: str
@@ -635,6 +660,7 @@ class Job:
     outbox: tuple[Notice, ...] = ()
     ahead: int | None = None
     charge: Charge | None = None
+    slack: SlackOrigin | None = None
 
     def has_expired(self, now: EpochMs) -> bool:
         """Whether the row counts as absent: TTL deletes late, so every reader asks this."""

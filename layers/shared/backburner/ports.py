@@ -28,11 +28,13 @@ from backburner.models import (
     Later,
     Learned,
     Limits,
+    Message,
     Micros,
     ModelInfo,
     Notice,
     Payload,
     Question,
+    SlackOrigin,
     Slot,
     Tally,
     Telling,
@@ -84,6 +86,7 @@ class Patch(TypedDict, total=False):
     handle: str | None
     slot: Slot | None
     place: EpochMs | None
+    slack: SlackOrigin
     result: Payload | None
     error: Failure | None
     outbox: tuple[Notice, ...]
@@ -333,6 +336,36 @@ class Background:
 
     handle: str | None
     remember: Callable[[str], None]
+
+
+class Conversations(Protocol):
+    """Where jobs are asked in conversations that are kept elsewhere: Slack's threads."""
+
+    def recall(self, job: Job, asked: Message) -> Sequence[Message]:
+        """The conversation up to the question, which comes last; the question alone if nothing more can be had.
+
+        Never raises, and takes no longer than three seconds.
+        """
+
+
+class Marks(Protocol):
+    """Small facts that are remembered for a while."""
+
+    def admit(self, name: str, item: str, *, limit: int, until: EpochSeconds) -> bool:
+        """Whether the item is among the first `limit` under this name; if it is already, it is no further one."""
+
+    def is_marked(self, name: str) -> bool:
+        """Whether anything was admitted under this name."""
+
+
+class Line(Protocol):
+    """Lines that are waited in."""
+
+    def advance(self, name: str, start: Micros, step: Micros, until: EpochSeconds) -> Micros:
+        """Take the next place in a line: move its end on by `step`, from `start` at least, and return the place.
+
+        until: when the line may be forgotten.
+        """
 
 
 class Provider(Protocol):

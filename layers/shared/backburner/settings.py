@@ -80,6 +80,16 @@ class WebsocketSettings(EndpointSettings):
     sockets_url: str
 
 
+class SlackSettings(EndpointSettings):
+    """slack: Slack's requests."""
+
+    provider_secret_arn: str
+    slack_api_base_url: str = ""
+    slack_model: str = ""
+    slack_system_prompt: str = ""
+    slack_user_requests_per_minute: Annotated[int, Field(ge=0, le=1000)]
+
+
 class WorkerSettings(Common):
     """worker."""
 
@@ -93,6 +103,8 @@ class WorkerSettings(Common):
     call_timeout_seconds: Annotated[int, Field(ge=5, le=840)]
     fallback_models: str = ""
     extra_models: str = ""
+    slack_api_base_url: str = ""
+    slack_streaming: bool = False
 
 
 class NotifierSettings(Common, WebhookSettings):
@@ -101,6 +113,17 @@ class NotifierSettings(Common, WebhookSettings):
     connections_table: str
     sockets_url: str
     clients_table: str
+    provider_secret_arn: str
+    slack_api_base_url: str = ""
+
+
+class AlertsSettings(Common):
+    """alerts."""
+
+    provider_secret_arn: str
+    slack_api_base_url: str = ""
+    slack_alerts_channel: str = ""
+    runbook_url: str = ""
 
 
 class RepairSettings(Common):

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
+from urllib.parse import urlsplit
 
 MESSAGE_CHARACTERS_MAX: Final = 12_000
 """Of the markdown of one message, as Slack counts it (its limit for a markdown block and for `markdown_text`)."""
@@ -21,6 +22,18 @@ FENCE_CHARACTERS_MAX: Final = 16
 """A longer run of backticks or tildes is no fence to us: repeating it at each split would eat up the message."""
 INFO_CHARACTERS_MAX: Final = 24
 """A fence's language is repeated at a split up to this length."""
+
+STOP: Final = "backburner_stop"
+RETRY: Final = "backburner_retry"
+"""`action_id` of the buttons; their `value` is the job's id."""
+
+
+def is_slacks(url: str, api_base_url: str) -> bool:
+    """Whether a `response_url` leads to Slack, or to what stands for it (`SlackApiBaseUrl`)."""
+    stand_in = urlsplit(api_base_url)
+    own = f"{stand_in.scheme}://{stand_in.netloc}/" if stand_in.netloc else "https://hooks.slack.com/"
+    return url.startswith(own)
+
 
 # ── What people write ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,7 +125,9 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fence:
+class Fence:
+    """A code block that is open: the mark that ends it, and the line that opens it again."""
+
     mark: str
     opening: str
 
@@ -129,7 +144,7 @@ def split(text: str, limit: int = MESSAGE_CHARACTERS_MAX) -> list[Part]:
     """
     costs = [0, *accumulate(_costs(text))]
     parts: list[Part] = []
-    fence: _Fence | None = None
+    fence: Fence | None = None
     start = 0
     while start < len(text):
         opening = fence.opening if fence else ""
@@ -142,6 +157,17 @@ def split(text: str, limit: int = MESSAGE_CHARACTERS_MAX) -> list[Part]:
         parts.append(Part(raw, opening, fence.closing(raw) if fence else ""))
         start = end
     return parts
+
+
+def open_fence(text: str) -> Fence | None:
+    """The code block that is open at the end of a message."""
+    return _fence_after(text, 0, len(text), None)
+
+
+def fitting(text: str, room: int) -> int:
+    """How many characters of a text fit into so much room once they are escaped."""
+    costs = [0, *accumulate(_costs(text))]
+    return bisect_right(costs, room) - 1
 
 
 def _costs(text: str) -> list[int]:
@@ -173,7 +199,7 @@ def _in_fence_line(text: str, at: int) -> bool:
     return _FENCE.match(text, text.rfind("\n", 0, at) + 1) is not None
 
 
-def _fence_after(text: str, start: int, end: int, fence: _Fence | None) -> _Fence | None:
+def _fence_after(text: str, start: int, end: int, fence: Fence | None) -> Fence | None:
     """The code fence that is open at `end`, if `fence` was open at `start`."""
     at = start  # a line begins here for whoever reads this message alone
     while at < end:
@@ -184,7 +210,7 @@ def _fence_after(text: str, start: int, end: int, fence: _Fence | None) -> _Fenc
             mark, info = found[1], found[2].strip()
             if fence is None:
                 if not (mark[0] == "`" and "`" in info):  # inline code otherwise
-                    fence = _Fence(mark, f"{mark}{info[:INFO_CHARACTERS_MAX]}\n")
+                    fence = Fence(mark, f"{mark}{info[:INFO_CHARACTERS_MAX]}\n")
             elif not info and mark.startswith(fence.mark):
                 fence = None
         at = line_end + 1

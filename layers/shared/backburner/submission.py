@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backburner.addresses import Receivers, endpoint_of
 from backburner.budgets import Budgets, Price, quotas, worst_case
@@ -23,6 +23,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
+    SLACK,
     WEBHOOK,
     WEBSOCKET,
     Charge,
@@ -33,10 +34,12 @@ from backburner.models import (
     JobStatus,
     Lane,
     Message,
+    Notice,
     Outlook,
     Payload,
     Question,
     Quota,
+    SlackOrigin,
     Webhook,
     WebhookRequest,
     canonical_json,
@@ -71,6 +74,10 @@ def job_id_for(client_id: str, idempotency_key: str) -> str:
     """The job id that this client's key stands for: 128 bits of SHA-256 over an unambiguous spelling of the two."""
     spelled = canonical_json(["POST /jobs", client_id, idempotency_key])
     return "job_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]
+
+
+def _asked_in(slack: SlackOrigin | None, job: Job) -> Job:
+    return job if slack is None else replace(job, targets=(*job.targets, SLACK), slack=slack)
 
 
 @dataclass(frozen=True)
@@ -139,9 +146,17 @@ class Submission:
     webhooks: Webhooks | None = None
     """Only where they may be asked for."""
 
-    def accept(self, client: Client, request: JobRequest, idempotency_key: str | None = None) -> Accepted:
+    def accept(
+        self,
+        client: Client,
+        request: JobRequest,
+        idempotency_key: str | None = None,
+        *,
+        slack: SlackOrigin | None = None,
+    ) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
 
+        slack: where it was asked, if in Slack; its answer is told there.
         Raises Refusal: InvalidRequest, IdempotencyConflict, LaneFull, for one of the client's limits, or Unavailable
         when it is not known to be durable.
         """
@@ -151,13 +166,15 @@ class Submission:
                 raise InvalidRequest("not taken here", field="webhook")
             self.webhooks.check(request.webhook.url)
         try:
-            return self._accept(client, request, idempotency_key)
+            return self._accept(client, request, idempotency_key, slack)
         except PortUnavailable as error:
             raise Unavailable from error
 
-    def _accept(self, client: Client, request: JobRequest, idempotency_key: str | None) -> Accepted:
+    def _accept(
+        self, client: Client, request: JobRequest, idempotency_key: str | None, slack: SlackOrigin | None
+    ) -> Accepted:
         stored = request.canonical(leave_out=KEPT_APART)
-        new = self._job(client, request, stored, idempotency_key)
+        new = _asked_in(slack, self._job(client, request, stored, idempotency_key))
         try:
             new, standing, left = self._store(client, new, stored)
         except Refusal as refusal:
@@ -207,6 +224,37 @@ class Submission:
         """A rough estimate that grows with the excess; with jitter, or all who were refused would be back at once."""
         seconds = FULL_SECONDS + (FULL_SECONDS_MAX - FULL_SECONDS) * (ahead - self.lane_depth_max) / self.lane_depth_max
         return min(FULL_SECONDS_MAX, round(self.chance.uniform(seconds, 1.5 * seconds)))
+
+    def say(self, client: Client, key: str, text: str, *, slack: SlackOrigin) -> None:
+        """Answer without a call, as durably as with one: a job that is born completed, and told like any other.
+
+        Raises Unavailable when it is not known to be durable.
+        """
+        request = JobRequest(prompt="(answered without a call)")
+        result = {"text": text, "finish_reason": "stop", "model": "none", "provider": "none"}
+        asked = _asked_in(slack, self._job(replace(client, limits=None), request, request.canonical(), key))
+        born = replace(
+            asked,
+            status=JobStatus.COMPLETED,
+            finished_at=asked.created_at,
+            result=Payload(canonical_json(result)),
+            outbox=tuple(Notice(target) for target in asked.targets),
+        )
+        try:
+            if self.store.add(born, asked.created_at) is None:
+                self.lifecycle.announce(born)
+        except PortUnavailable as error:
+            raise Unavailable from error
+
+    def knows(self, client: Client, key: str) -> bool:
+        """Whether the client's key names a job."""
+        job = self.store.get(job_id_for(client.client_id, key))
+        return job is not None and not job.has_expired(self.clock.now())
+
+    def request_of(self, job: Job) -> JobRequest:
+        """What was asked. Raises PayloadMissing."""
+        text = job.request.text if job.request.text is not None else self.payloads.get(job.request.key or "")
+        return JobRequest.model_validate(json.loads(text))
 
     def find(self, client: Client, job_id: str) -> Job:
         """The client's job. Raises JobNotFound, also for somebody else's and for an expired one."""

@@ -31,6 +31,7 @@ from backburner.models import (
     Notice,
     NoticeStatus,
     Payload,
+    SlackOrigin,
     Slot,
     Usage,
     Webhook,
@@ -68,9 +69,12 @@ def due_shard(job_id: str) -> str:
     return str(zlib.crc32(job_id.encode()) % DUE_SHARDS)
 
 
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _attempt_json(attempt: Attempt) -> str:
-    fields = {name: value for name, value in asdict(attempt).items() if value is not None}
-    return canonical_json(fields)
+    return canonical_json(_given(asdict(attempt)))
 
 
 def _outbox_json(outbox: Sequence[Notice]) -> str:
@@ -106,6 +110,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "error": lambda error: _text(error and canonical_json(asdict(error))),
     "webhook": lambda webhook: _text(webhook and canonical_json(asdict(webhook))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
+    "slack": lambda slack: _text(slack and canonical_json(_given(asdict(slack)))),
     "targets": lambda targets: _text(canonical_json(list(targets)) if targets else None),
     "log": lambda log: {"L": [{"S": _attempt_json(attempt)} for attempt in log]} if log else None,
     **dict.fromkeys(_NUMBERS, lambda value: None if value is None else _number(value)),
@@ -150,10 +155,19 @@ def job_of(item: Item) -> Job:
         charge=Charge(**json.loads(item["charge"]["S"])) if "charge" in item else None,
         slot=_slot(item["slot"]["S"]) if "slot" in item else None,
         metadata=item.get("metadata", {}).get("S"),
+        slack=_slack(item),
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
         webhook=Webhook(**json.loads(item["webhook"]["S"])) if "webhook" in item else None,
         outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),
     )
+
+
+def _slack(item: Item) -> SlackOrigin | None:
+    fields = json.loads(item["slack"]["S"]) if "slack" in item else None
+    if not fields:
+        return None
+    known = {name: value for name, value in fields.items() if name in SlackOrigin.__dataclass_fields__}
+    return SlackOrigin(**{**known, "streams": tuple(known.get("streams", ()))})
 
 
 def _payload(item: Item, name: str) -> Payload | None:

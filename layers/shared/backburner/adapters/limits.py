@@ -209,6 +209,45 @@ class LimitsTable:
         return gauge_of(reply["Attributes"])
 
 
+class MarksTable:
+    """Rows of the Limits table that are no limits but small facts, as ports.Marks: a set of texts under a name."""
+
+    def __init__(self, client: Any, table: str) -> None:
+        self._client = client
+        self._table = table
+
+    def admit(self, name: str, item: str, *, limit: int, until: EpochSeconds) -> bool:
+        """Whether the item is among the first: one write."""
+        try:
+            with translated():
+                self._client.update_item(
+                    TableName=self._table,
+                    Key={"limit_id": {"S": name}},
+                    UpdateExpression="ADD #items :item SET expires_at = :until",
+                    ConditionExpression="attribute_not_exists(#items) OR contains(#items, :one) OR size(#items) < :n",
+                    ExpressionAttributeNames={"#items": "items"},  # a reserved word
+                    ExpressionAttributeValues={
+                        ":item": {"SS": [item]},
+                        ":one": {"S": item},
+                        ":n": {"N": str(limit)},
+                        ":until": {"N": str(until)},
+                    },
+                )
+        except PortUnavailable as error:
+            if _refused(error) is None:
+                raise
+            return False
+        return True
+
+    def is_marked(self, name: str) -> bool:
+        """Whether there is such a row."""
+        with translated():
+            reply = self._client.get_item(
+                TableName=self._table, Key={"limit_id": {"S": name}}, ProjectionExpression="limit_id"
+            )
+        return "Item" in reply
+
+
 def _refused(error: PortUnavailable) -> Item | None:
     """The row that refused a conditional write ({} if there was none); None for any other error."""
     cause = error.__cause__

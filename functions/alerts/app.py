@@ -1,0 +1,7 @@
+"""The alarm topic: tells the operators' Slack channel."""
+
+from backburner import bootstrap
+
+handler = (
+    bootstrap.alerts()
+)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
