@@ -109,6 +109,12 @@ def a_fresh_desk_reads_the_signing_secret(scene: Scene) -> None:
     refused_then_taken(scene)
 
 
+def a_fresh_desk_reads_slacks_limits(scene: Scene) -> None:
+    """503, since nobody knows what the client may use; then 200."""
+    cool_down(scene, "slack")  # a client once read is kept for half a minute
+    refused_then_taken(scene)
+
+
 def the_depth_before_a_question_is_seen(scene: Scene) -> None:
     """It is taken all the same, but nobody knows how many were before it."""
     slack = workspace(scene)

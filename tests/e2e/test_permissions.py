@@ -1117,6 +1117,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("slack", "dynamodb:PutItem", "JobsTable"): slack_probes.refused_then_taken,
     Grant("slack", "dynamodb:UpdateItem", "JobsTable"): slack_probes.a_question_is_stopped,
     Grant("slack", "dynamodb:GetItem", "JobsTable"): slack_probes.a_question_in_a_thread_is_told_from_talk,
+    Grant("slack", "dynamodb:GetItem", "ClientsTable"): slack_probes.a_fresh_desk_reads_slacks_limits,
     Grant("slack", "dynamodb:UpdateItem", "LimitsTable"): slack_probes.refused_then_taken,
     Grant("slack", "dynamodb:GetItem", "LimitsTable"): slack_probes.a_question_in_a_thread_is_told_from_talk,
     Grant(
