@@ -117,7 +117,10 @@ def test_a_receiver_that_has_gone_is_given_up_and_the_job_stays_completed(
     job = delivered(stack, job_id, "given_up")
     assert job["status"] == "completed"
     assert mark in job["result"]["text"]
-    assert job["deliveries"] == [{"target": "webhook", "status": "given_up", "tries": 1, "last_error": "http_410"}]
+    [delivery] = job["deliveries"]
+    assert (delivery["tries"], delivery["last_error"]) == (1, "http_410")
+    given_up = {"target": "webhook", "outcome": "given_up", "tries": 1, "error": "http_410"}
+    assert job["receipt"][-1] == given_up | {"ended_at": delivery["given_up_at"]}
     assert len(fake.calls(mark)) == 1
 
 

@@ -110,7 +110,7 @@ def test_a_failed_and_a_cancelled_job_are_told_as_well(
 
 
 def test_a_receiver_that_is_gone_costs_one_try_and_no_result(stack: Stack, provider: FakeProvider) -> None:
-    """410: given up at once, for the owner to see."""
+    """410: given up at once, for the owner to see, also in the receipt."""
     key = stack.client()
     with Receiver(default=Step(410)) as gone:
         asked = {"prompt": "a", "webhook": {"url": gone.url, "secret": SECRET}}
@@ -119,10 +119,16 @@ def test_a_receiver_that_is_gone_costs_one_try_and_no_result(stack: Stack, provi
         stack.tell()
         assert stack.tell() == 0
     job = stack.get(key, job_id).json
+    at = job["deliveries"][0]["given_up_at"]
+    assert at >= job["finished_at"]
     assert (job["status"], job["deliveries"]) == (
         "completed",
-        [{"target": "webhook", "status": "given_up", "tries": 1, "last_error": "http_410"}],
+        [{"target": "webhook", "status": "given_up", "tries": 1, "given_up_at": at, "last_error": "http_410"}],
     )
+    assert [line["outcome"] for line in job["receipt"]] == ["completed", "given_up"]
+    assert job["receipt"][-1] == {
+        "target": "webhook", "outcome": "given_up", "tries": 1, "ended_at": at, "error": "http_410",
+    }  # fmt: skip
 
 
 def test_a_clients_own_secret_signs_and_while_it_is_replaced_both_do(

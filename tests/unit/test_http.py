@@ -778,7 +778,7 @@ def test_a_failed_job_is_shown_with_its_receipt_and_its_deliveries(desk: Desk) -
         ),
         outbox=(
             Notice("dead_letter"),
-            Notice("webhook", NoticeStatus.GIVEN_UP, tries=8, last_error="connection"),
+            Notice("webhook", NoticeStatus.GIVEN_UP, tries=8, told_at=START + 20_000, last_error="connection"),
             Notice("slack", NoticeStatus.DELIVERED, tries=1, told_at=START + 10_000),
         ),
         metadata='{"k":0.7}',
@@ -801,13 +801,15 @@ def test_a_failed_job_is_shown_with_its_receipt_and_its_deliveries(desk: Desk) -
         "usage": usage,
         "cost_usd": 1.234567,
         "deliveries": [
-            {"target": "webhook", "status": "given_up", "tries": 8, "last_error": "connection"},
+            {"target": "webhook", "status": "given_up", "tries": 8, "given_up_at": second + 20,
+             "last_error": "connection"},
             {"target": "slack", "status": "delivered", "tries": 1, "told_at": second + 10},
         ],
         "receipt": [
             {"attempt": 1, "outcome": "worker_lost", "began_at": second, "ended_at": second + 1},
             {"attempt": 2, "outcome": "timeout", "began_at": second + 2, "ended_at": second + 9, "provider": "openai",
              "model": "m-1", "request_id": "req-1", "usage": usage, "cost_usd": 1.234567},
+            {"target": "webhook", "outcome": "given_up", "tries": 8, "ended_at": second + 20, "error": "connection"},
         ],
     }  # fmt: skip
 

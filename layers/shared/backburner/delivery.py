@@ -114,7 +114,7 @@ class Delivery:
             seconds = max(waits[notice.tries - 1], asked) * self.chance.uniform(1.0, 1.0 + JITTER)
             failed = replace(failed, lease_until=self.clock.now() + round(1000 * seconds))
         else:
-            failed = replace(failed, status=NoticeStatus.GIVEN_UP)
+            failed = replace(failed, status=NoticeStatus.GIVEN_UP, told_at=self.clock.now())
         written = self._write(job, failed)
         self.journal.note(
             "target_untold",

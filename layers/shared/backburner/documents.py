@@ -6,12 +6,12 @@ Instants are Unix seconds, as in the LLM providers' own APIs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from backburner.errors import PayloadMissing, Refusal
-from backburner.models import INTERNAL_TARGETS, Attempt, EpochMs, Job, Outlook, Usage
+from backburner.models import INTERNAL_TARGETS, Attempt, EpochMs, Job, Notice, NoticeStatus, Outlook, Usage
 from backburner.ports import PayloadStore
 
 LINK_SECONDS = 900
@@ -34,30 +34,22 @@ def job_document(
 ) -> str:
     """A job as `GET /jobs/{id}` shows it, as JSON text, without the fields named.
 
+    Without `deliveries` its receipt has no lines of targets either.
+
     outlook: what a waiting job may expect.
     fits: whether a text is small enough for the channel; a result that makes it too large becomes a link or a note.
     payloads: None for a channel that is too narrow for any result kept outside the row; such a one becomes a note.
     fetch: False where there is no time to read one; it becomes a link.
     """
+    told = [notice for notice in job.outbox if notice.target not in INTERNAL_TARGETS]
     document = job_summary(job) | _given(
         position=outlook.position if outlook is not None else None,
         estimated_start_at=_seconds(outlook.starts_at) if outlook is not None else None,
         metadata=None if job.metadata is None else json.loads(job.metadata),
         usage=_usage(job.usage),
         cost_usd=_usd(job.cost_micro_usd),
-        deliveries=[
-            _given(
-                target=notice.target,
-                status=notice.status,
-                tries=notice.tries,
-                told_at=_seconds(notice.told_at),
-                last_error=notice.last_error,
-            )
-            for notice in job.outbox
-            if notice.target not in INTERNAL_TARGETS
-        ]
-        or None,
-        receipt=[_receipt_line(attempt) for attempt in job.log] or None,
+        deliveries=None if "deliveries" in without else [_delivery(notice) for notice in told] or None,
+        receipt=[*map(_receipt_line, job.log), *([] if "deliveries" in without else _given_up(told))] or None,
     )
     document = {name: value for name, value in document.items() if name not in without}
     if job.result is None:
@@ -111,6 +103,27 @@ def _receipt_line(attempt: Attempt) -> dict[str, Any]:
         usage=_usage(attempt.usage),
         cost_usd=_usd(attempt.cost_micro_usd),
     )
+
+
+def _delivery(notice: Notice) -> dict[str, Any]:
+    is_given_up = notice.status is NoticeStatus.GIVEN_UP
+    return _given(
+        target=notice.target,
+        status=notice.status,
+        tries=notice.tries,
+        told_at=None if is_given_up else _seconds(notice.told_at),
+        given_up_at=_seconds(notice.told_at) if is_given_up else None,
+        last_error=notice.last_error,
+    )
+
+
+def _given_up(told: Sequence[Notice]) -> list[dict[str, Any]]:
+    """A line of the receipt for each target that was never told."""
+    return [
+        _given(target=n.target, outcome=n.status, tries=n.tries, ended_at=_seconds(n.told_at), error=n.last_error)
+        for n in told
+        if n.status is NoticeStatus.GIVEN_UP
+    ]
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -558,6 +558,7 @@ class Notice:
     """One target to be told of a job's end.
 
     tries: begun so far. lease_until: until then it is being told, or waits for its next try; 0 before the first.
+    told_at: when it was told, or given up.
     """
 
     target: str

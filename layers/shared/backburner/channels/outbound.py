@@ -6,6 +6,7 @@ everything together has one deadline, which a receiver that sends a byte a secon
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -25,10 +26,9 @@ SECONDS_MAX = 15.0
 CONNECT_SECONDS_MAX = 5.0
 """For one address, so that there is time for another."""
 ADDRESSES_MAX = 3
-CHUNK_BYTES = 4_096
-"""Read at once; so no more than this of a reply's body ever is."""
-HEAD_BYTES_MAX = 16 * 1024
-"""Of a reply's head."""
+READ_BYTES_MAX = 4_096
+"""Of a reply, head and body together. The status stands in its first line, so more is not needed to judge it."""
+_STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9][0-9])[ \r\n]")
 
 
 class Unreached(Exception):
@@ -85,19 +85,28 @@ class _Untrusted(httpcore2.ConnectError):
     """TLS could not be agreed upon, or the certificate is not the host's."""
 
 
+class _CutShort(Exception):
+    """The head of the reply goes on beyond what is read of it."""
+
+    def __init__(self, read: bytes) -> None:
+        super().__init__()
+        self.read = read
+
+
 class _Bounded(httpcore2.NetworkStream):
     """A connection whose every step ends by the deadline, and of which little is read."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream
         self._deadline = deadline
-        self._read_bytes = 0
+        self._head = b""
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002  the deadline's is shorter
-        if self._read_bytes >= HEAD_BYTES_MAX:
-            raise httpcore2.RemoteProtocolError("the reply's head is too large")
-        data: bytes = self._stream.read(min(max_bytes, CHUNK_BYTES), timeout=self._deadline.left())
-        self._read_bytes += len(data)
+        left = READ_BYTES_MAX - len(self._head)
+        if left <= 0:
+            raise _CutShort(self._head)
+        data: bytes = self._stream.read(min(max_bytes, left), timeout=self._deadline.left())
+        self._head += data
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
@@ -201,6 +210,11 @@ class Outbound:
             raise Unreached("tls" if isinstance(error, _Untrusted) else "connection") from error
         except httpcore2.ProtocolError as error:
             raise Unreached("protocol") from error
+        except _CutShort as error:
+            status = _STATUS.match(error.read)
+            if status is None:
+                raise Unreached("protocol") from error
+            return Reply(int(status[1]), None)
 
     def _addresses(self, endpoint: Endpoint, deadline: Deadline) -> Sequence[str]:
         with suppress(ValueError):
