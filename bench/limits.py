@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.managers import BaseManager
@@ -238,7 +238,15 @@ class RemoteQueues:
     def __init__(self, hub: Any) -> None:
         self._hub = hub
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:  # noqa: ARG002
+    def send(
+        self,
+        hint: Hint,
+        *,
+        client_id: str,  # noqa: ARG002
+        lane: Lane,
+        delay_seconds: int = 0,
+        trace: str | None = None,  # noqa: ARG002
+    ) -> None:
         """Queue a hint."""
         time.sleep(random.uniform(*TABLE_MS) / 1000)
         self._hub.send(hint, lane, delay_seconds)
@@ -257,6 +265,10 @@ class Tally:
             self.noted[event] += 1
             if event == "call_ended":
                 self.noted["slept_ms"] += fields["slot_wait_ms"]
+
+    def about(self, **_: Any) -> AbstractContextManager[None]:
+        """Nothing that is counted."""
+        return nullcontext()
 
 
 # ── Workers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from backburner.adapters.dynamodb import ClientsTable, JobsTable
@@ -38,6 +39,10 @@ class _Silence:
 
     def note(self, event: str, **fields: Any) -> None:
         """Say nothing."""
+
+    def about(self, **fields: Any) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Of nothing."""
+        return nullcontext()
 
 
 def lifecycle_of(session: Any, outputs: Mapping[str, str]) -> Lifecycle:

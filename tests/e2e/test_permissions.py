@@ -790,6 +790,17 @@ def a_repair_runs(scene: Scene) -> None:
     assert not scene.repair_fails()
 
 
+def the_oldest_jobs_are_seen(scene: Scene) -> None:
+    """Nobody knows how long they have waited; then it is noted."""
+    began = time.time_ns() // 1_000_000
+    with scene.lacking():
+        scene.stack.repair()
+        until(lambda: "lane_unseen" in str(scene.lines("repair", began)), 10, lambda: "repair notes nothing")
+    began = time.time_ns() // 1_000_000
+    scene.stack.repair()
+    until(lambda: "lane_seen" in str(scene.lines("repair", began)), 10, lambda: "repair sees no lane")
+
+
 def a_letter_without_reason_is_explained(scene: Scene) -> None:
     """No reason is given, or the old letter stays as well; then one with a reason takes its place."""
     with scene.lacking():
@@ -1135,6 +1146,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "LimitsTable"): a_charge_is_settled_by_the_repairer,
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
+    Grant("repair", "dynamodb:Query", "JobsTable/index/waiting"): the_oldest_jobs_are_seen,
     Grant("repair", "sqs:SendMessage", "DeadLetterQueue"): a_letter_without_reason_is_explained,
     Grant("repair", "sqs:SendMessage", "NotificationsQueue"): a_lost_announcement_is_made_again,
     Grant("repair", "sqs:ReceiveMessage", "DeadLetterQueue"): a_repair_runs,

@@ -12,7 +12,7 @@ from backburner.delivery import WAITS_SECONDS, Delivery
 from backburner.execution import Execution, Leases
 from backburner.lifecycle import Lifecycle
 from backburner.limits import SlotLimiter
-from backburner.models import Client, Hint, Job, JobRequest, Lane, SlackOrigin
+from backburner.models import Client, Hint, Job, JobRequest, Lane, SlackOrigin, Trail
 from backburner.ports import Channel, Provider
 from backburner.pricing import cost_micro_usd
 from backburner.repair import Repair
@@ -146,11 +146,17 @@ class House:
         )
 
     def accept(
-        self, key: str | None = None, client: Client = ALICE, *, slack: SlackOrigin | None = None, **fields: Any
+        self,
+        key: str | None = None,
+        client: Client = ALICE,
+        *,
+        slack: SlackOrigin | None = None,
+        trail: Trail | None = None,
+        **fields: Any,
     ) -> Job:
         """Accept a small request."""
         request = JobRequest.model_validate({"prompt": "Name a river.", **fields})
-        return self.submission.accept(client, request, key, slack=slack).job
+        return self.submission.accept(client, request, key, slack=slack, trail=trail).job
 
     def job(self, job_id: str) -> Job:
         """The row as it stands."""

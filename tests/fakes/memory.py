@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -82,9 +83,14 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.subjects: list[dict[str, Any]] = []
 
     def note(self, event: str, **fields: Any) -> None:
         self.events.append((event, fields))
+
+    def about(self, **fields: Any) -> AbstractContextManager[None]:
+        self.subjects.append(fields)
+        return nullcontext()
 
     def named(self, event: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == event]
@@ -144,6 +150,10 @@ class MemoryStore:
     def due(self, before: EpochMs, limit: int) -> Iterable[str]:
         due = sorted((row.due_at, row.job_id) for row in self.rows.values() if row.due_at is not None)
         return [job_id for due_at, job_id in due if due_at < before][:limit]
+
+    def oldest_waiting(self, lane: Lane) -> EpochMs | None:
+        waiting = (row.waiting_since for row in self.rows.values() if row.lane is lane)
+        return min((since for since in waiting if since is not None), default=None)
 
     def list_by_client(
         self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int
@@ -315,6 +325,7 @@ class SentHint:
     hint: Hint = field(compare=False)
     lane: Lane = field(compare=False, default=Lane.STANDARD)
     client_id: str = field(compare=False, default="")
+    trace: str | None = field(compare=False, default=None)
 
 
 class MemoryHints:
@@ -324,9 +335,9 @@ class MemoryHints:
         self._clock = clock
         self.sent: list[SentHint] = []
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
         assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
-        self.sent.append(SentHint(self._clock.now() + delay_seconds * 1000, hint, lane, client_id))
+        self.sent.append(SentHint(self._clock.now() + delay_seconds * 1000, hint, lane, client_id, trace))
 
     def take_ready(self) -> list[SentHint]:
         """Remove and return what has appeared, the oldest first."""
@@ -393,10 +404,12 @@ class MemoryNotices:
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.sent: list[tuple[EpochMs, Telling]] = []
+        self.traces: list[str | None] = []
 
-    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0, trace: str | None = None) -> None:
         assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
         self.sent.append((self._clock.now() + delay_seconds * 1000, telling))
+        self.traces.append(trace)
 
     def take_ready(self, now: EpochMs) -> list[Telling]:
         """Remove and return what has appeared."""

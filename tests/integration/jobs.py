@@ -19,6 +19,7 @@ from backburner.models import (
     Payload,
     SlackOrigin,
     Slot,
+    Trail,
     Usage,
     Webhook,
 )
@@ -85,6 +86,8 @@ FULL = a_job(
         message_ts="1760000123.000700", response_url="https://hooks.slack.com/x", failed_ts="1760000124.000100",
         streams=("1760000125.000100", "1760000126.000200"),
     ),
+    waiting_since=NOW - 5,
+    trail=Trail("req-1", "Root=1-5759e988-bd862e3fe1be46a994272793;Sampled=1"),
 )  # fmt: skip
 """Every field has a value."""
 
@@ -136,6 +139,7 @@ jobs = st.builds(
     metadata=st.none() | texts, targets=st.lists(texts, max_size=3).map(tuple), outbox=outboxes,
     ahead=st.none() | counts, charge=st.none() | st.builds(Charge, names, counts, counts, counts),
     webhook=st.none() | st.builds(Webhook, texts, st.none() | texts),
-    slack=st.none() | origins,
+    slack=st.none() | origins, waiting_since=st.none() | instants,
+    trail=st.none() | st.builds(Trail, names, maybe),
 )  # fmt: skip
 """Any job that could stand in a row."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from backburner.adapters.aws import client as aws_client
 from backburner.adapters.dynamodb import JobsTable
 from backburner.errors import InvalidRequest, PortUnavailable
-from backburner.models import Attempt, Failure, Job, JobStatus, Notice, NoticeStatus, Payload, Usage
+from backburner.models import Attempt, Failure, Job, JobStatus, Lane, Notice, NoticeStatus, Payload, Usage
 from backburner.ports import Conflict, Guard, JobStore
 from tests.fakes.memory import MemoryStore
 from tests.integration import jobs
@@ -111,6 +111,19 @@ def test_an_expired_row_is_replaced_before_ttl_removes_it(store: JobStore) -> No
     assert store.add(new, NOW - 1) == old
     assert store.add(new, NOW) is None
     assert store.get("job_1") == new
+
+
+def test_the_oldest_waiting_row_of_a_lane_is_found(store: JobStore) -> None:
+    """By when its run began to wait; rows of other lanes, and those that wait no more, do not count."""
+    assert store.oldest_waiting(Lane.BULK) is None
+    for number, since in enumerate((NOW + 2, NOW, None, NOW + 1)):
+        store.add(a_job(job_id=f"job_{number}", lane=Lane.BULK, waiting_since=since), NOW)
+    store.add(a_job(job_id="job_9", waiting_since=NOW - 5), NOW)
+    assert store.oldest_waiting(Lane.BULK) == NOW
+    store.update("job_1", Guard(QUEUED), status=JobStatus.PROCESSING, waiting_since=None)
+    assert store.oldest_waiting(Lane.BULK) == NOW + 1
+    store.update("job_1", Guard(ANY), status=JobStatus.QUEUED, waiting_since=NOW)
+    assert store.oldest_waiting(Lane.BULK) == NOW
 
 
 # ── Guards ───────────────────────────────────────────────────────────────────────────────────────────────────────────

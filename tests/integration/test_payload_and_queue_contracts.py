@@ -162,6 +162,22 @@ def test_a_clients_hints_are_one_message_group(deployed: Deployed) -> None:
     assert message["Body"] == '{"job_id":"job_1","v":1}'
 
 
+def test_messages_carry_the_trace_of_their_request(deployed: Deployed) -> None:
+    """As the system attribute that Lambda goes on from; a message without a trace has none."""
+    sqs, trace = _client("sqs"), "Root=1-5759e988-bd862e3fe1be46a994272793;Sampled=1"
+    lane, notices = deployed.names["StandardQueue"], deployed.names["NotificationsQueue"]
+    hints = LaneQueues(sqs, {Lane.STANDARD: lane})
+    hints.send(Hint("job_1"), client_id="alice", lane=Lane.STANDARD, trace=trace)
+    hints.send(Hint("job_2"), client_id="alice", lane=Lane.STANDARD)
+    NoticesQueue(sqs, notices).send(Telling("job_1", "webhook"), client_id="alice", trace=trace)
+    carried = {}
+    for url in (lane, notices):
+        reply = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"])
+        for message in reply["Messages"]:
+            carried[url, json.loads(message["Body"])["job_id"]] = message["Attributes"].get("AWSTraceHeader")
+    assert carried == {(lane, "job_1"): trace, (lane, "job_2"): None, (notices, "job_1"): trace}
+
+
 QUEUES = {Lane.INTERACTIVE: "InteractiveQueue", Lane.STANDARD: "StandardQueue", Lane.BULK: "BulkQueue"}
 
 

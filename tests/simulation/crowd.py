@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -76,6 +77,9 @@ class CountingJournal:
             self.slot_wait_ms += fields["slot_wait_ms"]
         elif event == "job_parked":
             self.parked_ms += fields["wait_ms"]
+
+    def about(self, **fields: Any) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class LeanStore(MemoryStore):
@@ -191,7 +195,7 @@ class Lanes:
     def __init__(self, timeline: Timeline, *, fair: bool) -> None:
         self.queues = {lane: FairQueue(timeline, fair=fair) for lane in Lane}
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
         """Queue a hint in its lane."""
         assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
         self.queues[lane].send(hint, client_id=client_id, delay_seconds=delay_seconds)

@@ -175,7 +175,7 @@ class LaneQueue:
         self._world = world
         self.messages: list[Message] = []
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
         must(0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds")
         self.messages.append(Message(hint, self._world.time + delay_seconds * 1000))
 

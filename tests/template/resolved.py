@@ -242,7 +242,12 @@ def dead_letter_queues(template: Template) -> set[str]:
 def environment(template: Template, function: str) -> dict[str, str]:
     """A function's variables; one that names a resource has the logical id as its value."""
     variables = functions(template)[function].get("Environment", {}).get("Variables", {}).items()
-    return {name: min(mentioned(value)) if isinstance(value, dict) else str(value) for name, value in variables}
+    return {name: min(mentioned(value), default=_plain(value)) for name, value in variables}
+
+
+def _plain(value: Any) -> str:
+    """A value that names no resource; of a Sub that nothing is left of, its text."""
+    return str(value.get("Fn::Sub", "") if isinstance(value, dict) else value)
 
 
 def code_folder(template: Template, function: str) -> Path:

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from backburner.adapters.dynamodb import CLIENT_INDEX, DUE_INDEX, JobsTable
+from backburner.adapters.dynamodb import CLIENT_INDEX, DUE_INDEX, WAITING_INDEX, JobsTable
 from tests.fakes.house import House
 from tests.template.resolved import Edit, Template, drop, mentioned, of_type, put, shipped, source
 
@@ -14,7 +14,12 @@ TABLE, BUCKET = "AWS::DynamoDB::Table", "AWS::S3::Bucket"
 EXPIRING = ("JobsTable", "LimitsTable", "ConnectionsTable")
 """Tables whose rows end by themselves."""
 KEYS = {
-    "JobsTable": {"": ["job_id"], DUE_INDEX: ["due_shard", "due_at"], CLIENT_INDEX: ["client_id", "created_at"]},
+    "JobsTable": {
+        "": ["job_id"],
+        DUE_INDEX: ["due_shard", "due_at"],
+        CLIENT_INDEX: ["client_id", "created_at"],
+        WAITING_INDEX: ["lane", "waiting_since"],
+    },
     "ClientsTable": {"": ["key_hash"]},
     "LimitsTable": {"": ["limit_id"]},
     "ConnectionsTable": {"": ["pk", "sk"]},

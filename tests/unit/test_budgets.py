@@ -335,7 +335,7 @@ def test_four_fifths_of_a_budget_are_told_of_once_a_day(limits: dict[str, int]) 
     for _ in range(2):
         with pytest.raises(BudgetUsedUp):
             house.accept(client=client)
-    assert [noted["client_id"] for noted in house.journal.named("budget_used_up")] == ["alice"] * 2
+    assert [noted["code"] for noted in house.journal.named("job_refused")] == ["budget_used_up"] * 2
     house.clock.advance(MIDNIGHT_SECONDS)
     for _ in range(10):
         house.accept(client=client)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from backburner.http import Doorkeeper, Handler
     from backburner.lifecycle import Lifecycle
     from backburner.models import Client, Job
+    from backburner.observability import Logbook
     from backburner.ports import Channel, Conversations, Deltas, Limiter, Provider, Sockets
     from backburner.settings import (
         Common,
@@ -63,6 +64,13 @@ class SystemChance:
         return "".join(secrets.choice(BASE32) for _ in range(26))
 
 
+def _logbook(settings: Common) -> Logbook:
+    """Logs, and metrics that name the clients that the deployment wants to see by name."""
+    from backburner.observability import Logbook
+
+    return Logbook(frozenset(_names(settings.measured_clients)))
+
+
 def _lanes(settings: Common) -> dict[Lane, str]:
     """The URL of each lane's queue."""
     return {
@@ -97,7 +105,6 @@ def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
     from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue
     from backburner.adapters.tallies import TalliesTable
     from backburner.lifecycle import Lifecycle
-    from backburner.observability import Logbook
 
     return Lifecycle(
         store=JobsTable(aws("dynamodb"), settings.jobs_table),
@@ -106,7 +113,7 @@ def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
         notices=NoticesQueue(aws("sqs"), settings.notifications_queue_url),
         clock=SystemClock(),
         chance=SystemChance(),
-        journal=Logbook(),
+        journal=_logbook(settings),
         tallies=TalliesTable(aws("dynamodb"), settings.limits_table, settings.jobs_table),
         attempts_max=settings.max_attempts,
         retention_seconds=settings.retention_days * 86_400,
@@ -233,18 +240,16 @@ def _sockets(url: str) -> Sockets:
 def ingest() -> Handler:
     """The handler of `POST /jobs`."""
     from backburner.http import ingest_handler
-    from backburner.observability import Logbook
     from backburner.settings import IngestSettings
 
     settings = IngestSettings.from_environment(os.environ)
     aws = _clients(patient=False)
-    return ingest_handler(_submission(settings, aws), _doorkeeper(settings, aws), Logbook())
+    return ingest_handler(_submission(settings, aws), _doorkeeper(settings, aws), _logbook(settings))
 
 
 def status() -> Handler:
     """The handler of everything else under the API."""
     from backburner.http import TicketOffice, status_handler
-    from backburner.observability import Logbook
     from backburner.settings import StatusSettings
 
     settings = StatusSettings.from_environment(os.environ)
@@ -256,12 +261,13 @@ def status() -> Handler:
         chance=submission.chance,
         socket_url=f"ws{settings.sockets_url.removeprefix('http')}",
     )
-    return status_handler(submission, _doorkeeper(settings, aws), Logbook(), office, settings.long_poll_seconds)
+    return status_handler(
+        submission, _doorkeeper(settings, aws), _logbook(settings), office, settings.long_poll_seconds
+    )
 
 
 def websocket() -> Handler:
     """The handler of the WebSocket API."""
-    from backburner.observability import Logbook
     from backburner.settings import WebsocketSettings
     from backburner.sockets import SocketApi
 
@@ -277,7 +283,7 @@ def websocket() -> Handler:
         sockets=_sockets(settings.sockets_url),
         clock=submission.clock,
         chance=submission.chance,
-        journal=Logbook(),
+        journal=_logbook(settings),
     ).handle
 
 
@@ -548,7 +554,6 @@ def _channels(settings: NotifierSettings, lifecycle: Lifecycle, aws: Callable[[s
 def alerts() -> Handler:
     """The handler of the alarm topic. The SDK is imported when an alarm comes: its every second counts elsewhere."""
     from backburner.adapters.secrets import ProviderSecret
-    from backburner.observability import Logbook
     from backburner.settings import AlertsSettings
 
     settings = AlertsSettings.from_environment(os.environ)
@@ -558,7 +563,9 @@ def alerts() -> Handler:
         from backburner.channels.slack_alerts import SlackAlerts
 
         api = _slack_api(secret, settings.slack_api_base_url, seconds=10)
-        return SlackAlerts(api, settings.slack_alerts_channel, settings.runbook_url, Logbook()).handle(event, context)
+        return SlackAlerts(api, settings.slack_alerts_channel, settings.runbook_url, _logbook(settings)).handle(
+            event, context
+        )
 
     return handle
 

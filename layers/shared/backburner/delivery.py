@@ -53,6 +53,10 @@ class Delivery:
             self.journal.note("telling_dropped", job_id=telling.job_id, target=telling.target, tries=telling.tries)
             return
         job, notice = leased
+        with self.journal.about(**job.about):
+            self._tell(job, notice)
+
+    def _tell(self, job: Job, notice: Notice) -> None:
         waits: Sequence[float] = WAITS_SECONDS
         try:
             channel = self._channel(notice.target)

@@ -90,7 +90,7 @@ class Lease:
     """A job in hand. `lost` is set once it is somebody else's, or has ended; `ended` tells the latter.
 
     handle: the provider's name for the call, where it goes on without us; called_at: when the call began.
-    said: where the pieces of the answer go while it is written; None: nobody listens.
+    said: where the pieces of the answer go while it is written; None: nobody listens. slot: leave to make the call.
     """
 
     job: Job
@@ -99,6 +99,7 @@ class Lease:
     handle: str | None = None
     called_at: EpochMs | None = None
     said: Callable[[str], None] | None = None
+    slot: Slot | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -239,8 +240,10 @@ class Execution:
         job = self._take(hint)
         if job is None:
             return
-        with self.leases.hold(job) as lease, self.deltas.listening(job) if self.deltas else nullcontext() as lease.said:
-            self._attempt_job(lease, time_left)
+        with self.journal.about(**job.about):
+            listening = self.deltas.listening(job) if self.deltas else nullcontext()
+            with self.leases.hold(job) as lease, listening as lease.said:
+                self._attempt_job(lease, time_left)
 
     def _leave(self, hint: Hint) -> None:
         """There is too little time left in this invocation: leave the job to the next, at no cost in receives."""
@@ -251,9 +254,13 @@ class Execution:
     def _take(self, hint: Hint) -> Job | None:
         owner = self.chance.name()
         try:
-            return self.lifecycle.claim(hint.job_id, owner)
+            job = self.lifecycle.claim(hint.job_id, owner)
         except Conflict as conflict:
             row = conflict.current
+        else:
+            wait_ms = max(0, (job.claimed_at or job.available_at) - job.available_at)
+            self.journal.note("job_claimed", **job.about, lane=job.lane, wait_ms=wait_ms)
+            return job
         try:
             return self._take_otherwise(hint, row, owner)
         except Conflict:
@@ -275,7 +282,9 @@ class Execution:
                 self.lifecycle.remind(row, alone=hint.alone)
             case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:
                 if not self.lifecycle.is_lost_for_good(row):
-                    return self.lifecycle.take_over(row, owner)
+                    taken = self.lifecycle.take_over(row, owner)
+                    self.journal.note("job_repaired", job_id=row.job_id, kind="taken_over")
+                    return taken
                 self.lifecycle.lose(row)
             case JobStatus.FAILED if hint.died is not None and hint.died == row.claims:
                 revived = self.lifecycle.revive(row, owner)
@@ -315,6 +324,7 @@ class Execution:
                 slot = self._slot(lease, question, slot, patient_until, time_left)
                 if slot is None:
                     return None
+            lease.slot = slot
             try:
                 answer = self._ask(lease, question, slot, time_left)
             except RateLimited as error:
@@ -325,7 +335,7 @@ class Execution:
                 if lease.handle is not None:
                     self._park(lease, self.clock.now() + round(1000 * (error.retry_after_seconds or 1)))
                     return None
-                lease.called_at, slot = None, None
+                lease.called_at, lease.slot, slot = None, None, None
             else:
                 return answer
 
@@ -540,6 +550,7 @@ class Execution:
                 output_tokens=usage.output_tokens if usage else None,
                 cached_tokens=usage.cached_tokens if usage else None,
                 cost_micro_usd=attempt.cost_micro_usd,
+                limit_micros=lease.slot.costs if lease.slot else None,
             )
         return attempt
 

@@ -6,6 +6,7 @@ Problem documents: RFC 9457. Instants in replies are Unix seconds, as in the LLM
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from backburner.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from backburner.intake import parse_object, validated
+from backburner.intake import parse_object, trail_of, validated
 from backburner.models import Client, Job, JobRequest, JobStatus, Quota
 from backburner.ports import Chance, Clients, Clock, Journal, Tickets
 from backburner.submission import Submission
@@ -191,7 +192,7 @@ PATHS: Final = (
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 
 
-def _handler(app: APIGatewayRestResolver) -> Handler:
+def _handler(app: APIGatewayRestResolver, journal: Journal) -> Handler:
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
         # A gateway may leave these null, which Powertools takes for mappings.
         usual = {
@@ -199,7 +200,8 @@ def _handler(app: APIGatewayRestResolver) -> Handler:
             "headers": event.get("headers") or {},
             "multiValueHeaders": event.get("multiValueHeaders") or {},
         }
-        reply: dict[str, Any] = app.resolve(usual, context)
+        with journal.about(correlation_id=trail_of(event, os.environ).correlation_id):
+            reply: dict[str, Any] = app.resolve(usual, context)
         return reply
 
     return handle
@@ -213,7 +215,12 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
     def accept() -> Response[str]:
         headers = app.current_event.headers
         client = doorkeeper.client(headers)
-        accepted = submission.accept(client, parse_request(_body(app)), _idempotency_key(headers))
+        accepted = submission.accept(
+            client,
+            parse_request(_body(app)),
+            _idempotency_key(headers),
+            trail=trail_of(app.current_event.raw_event, os.environ),
+        )
         job = accepted.job
         document = {
             "job_id": job.job_id,
@@ -226,7 +233,7 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
         return _json(202, json_text(document), more | _quota_headers(accepted.quotas))
 
-    return _handler(app)
+    return _handler(app, journal)
 
 
 @dataclass(frozen=True)
@@ -297,7 +304,7 @@ def status_handler(
         )
         return _json(200, json_text({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
 
-    return _handler(app)
+    return _handler(app, journal)
 
 
 __all__ = ["Doorkeeper", "Handler", "TicketOffice", "ingest_handler", "parse_request", "problem", "status_handler"]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
 from backburner.errors import InvalidRequest
+from backburner.models import Trail
+
+_TRACE = re.compile(r"Root=1-[0-9a-f]{8}-[0-9a-f]{24}(;Parent=[0-9a-f]{16})?(;Sampled=[01])?")
+"""X-Ray's header. SQS refuses a message with any other text in its place, and what Lambda adds is of no use later."""
+CORRELATION_CHARACTERS_MAX = 64
 
 
 def _number(text: str) -> float:
@@ -78,6 +84,13 @@ def validated[M: BaseModel](model: type[M], value: Mapping[str, Any]) -> M:
         refusal = InvalidRequest()
         refusal.fields = _field_errors(error)
         raise refusal from error
+
+
+def trail_of(event: Mapping[str, Any], environment: Mapping[str, str]) -> Trail:
+    """The trail of a request that API Gateway passes on; Lambda keeps X-Ray's header in its environment."""
+    correlation_id = str((event.get("requestContext") or {}).get("requestId") or "")
+    trace = _TRACE.match(environment.get("_X_AMZN_TRACE_ID", ""))
+    return Trail(correlation_id[:CORRELATION_CHARACTERS_MAX], trace and trace[0])
 
 
 def _field_errors(error: ValidationError) -> tuple[tuple[str, str], ...]:

@@ -141,6 +141,7 @@ class Lifecycle:
                 status=JobStatus.PROCESSING,
                 owner=owner,
                 claimed_at=now,
+                waiting_since=None,
                 due_at=now + LEASE_MS,
                 add_claims=1,
                 add_attempts=1,
@@ -381,6 +382,7 @@ class Lifecycle:
         patch: Patch = {
             "status": JobStatus.QUEUED,
             "available_at": available_at,
+            "waiting_since": job.began_at,
             "due_at": min(available_at + PATIENCE_MS, job.deadline_at),
             "claimed_at": None,
             "error": why,
@@ -432,6 +434,7 @@ class Lifecycle:
             client_id=job.client_id,
             lane=job.lane,
             delay_seconds=delay_seconds,
+            trace=job.trail.trace if job.trail else None,
         )
 
     def _hint_or_leave_due(self, job: Job, *, alone: bool) -> None:
@@ -479,6 +482,7 @@ class Lifecycle:
             Telling(job.job_id, notice.target, notice.tries),
             client_id=job.client_id,
             delay_seconds=min(-(-wait_ms // 1000), DELAY_SECONDS_MAX),
+            trace=job.trail.trace if job.trail else None,
         )
 
     def settle(self, job: Job, notice: Notice) -> Job:
@@ -616,6 +620,7 @@ class Lifecycle:
                 replace(guard, targets=job.targets),  # one that came meanwhile must not be forgotten
                 status=status,
                 claimed_at=None,
+                waiting_since=None,
                 handle=None,
                 slot=None,
                 place=None,
@@ -650,7 +655,7 @@ class Lifecycle:
             status=status,
             code=error.code if error else None,
             attempts=job.attempts,
-            total_ms=now - job.created_at,
+            total_ms=now - job.began_at,
         )
         try:
             self.announce(row)

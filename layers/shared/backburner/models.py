@@ -600,6 +600,18 @@ class SlackOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class Trail:
+    """How what became of a request is found in logs and traces.
+
+    correlation_id: the gateway's id of the request, which its caller gets as `x-amzn-RequestId`.
+    trace: X-Ray's header, which goes with every message of the job; None where the request had none.
+    """
+
+    correlation_id: str
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """A text kept in the row, or beside it in the payload store under `key` when it is large."""
 
@@ -615,6 +627,7 @@ class Job:
     attempts: claims that counted, in the current run (a redrive starts a new run).
     owner: random name of the request or claim that wrote last; tells one's own lost reply from another's success.
     available_at: not to be started before.
+    waiting_since: while it is queued, when this run began to wait: at acceptance, or at a redrive.
     due_at: when somebody must look again; while processing, it is the end of the lease. None: nothing left to do.
     deadline_at: not to be started after.
     attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.
@@ -626,6 +639,7 @@ class Job:
     ahead: hints that waited in the lane when it was accepted, roughly; None: not known.
     charge: what its client's tally holds for it: the worst case at first, what it cost once that is settled.
     slack: where it was asked, if in Slack.
+    trail: the request that it came with.
     """
 
     job_id: str
@@ -662,6 +676,20 @@ class Job:
     ahead: int | None = None
     charge: Charge | None = None
     slack: SlackOrigin | None = None
+    waiting_since: EpochMs | None = None
+    trail: Trail | None = None
+
+    @property
+    def began_at(self) -> EpochMs:
+        """When the present run began: at acceptance, or at a redrive."""
+        return self.deadline_at - self.deadline_seconds * 1000
+
+    @property
+    def about(self) -> dict[str, str | int]:
+        """What every line of the log says that is about this job."""
+        correlation_id = self.trail.correlation_id if self.trail else ""
+        more = {"correlation_id": correlation_id} if correlation_id else {}
+        return {"job_id": self.job_id, "attempt": self.attempts, **more}
 
     def has_expired(self, now: EpochMs) -> bool:
         """Whether the row counts as absent: TTL deletes late, so every reader asks this."""

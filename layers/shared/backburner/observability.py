@@ -2,33 +2,100 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from itertools import groupby
+from typing import Any, Final, Self
 
 from aws_lambda_powertools import Logger
+from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit
 
-NAMESPACE = "Backburner"
+from backburner.errors import (
+    Authentication,
+    BudgetUsedUp,
+    ConnectionLost,
+    Overloaded,
+    ProviderFault,
+    ProviderTimeout,
+    QuotaExhausted,
+    RateLimited,
+    SpendLimit,
+)
+from backburner.models import DIMENSIONS, JobStatus
+
+OTHER_CLIENTS: Final = "other"
+"""All clients that the deployment does not name as measured: each name costs a series of every metric by client."""
+FAULTS: Final = frozenset(
+    error.code
+    for error in (
+        Overloaded, ProviderFault, ProviderTimeout, ConnectionLost, Authentication, QuotaExhausted, SpendLimit,
+    )
+)  # fmt: skip
+"""Outcomes of a call that are the provider's trouble, or ours with it, whatever was asked."""
+SLOT_PERCENT_MICROS: Final = 600_000
+"""Microseconds of a limit's minute in one percent of it."""
+
+COUNT, PERCENT, SECONDS, MILLISECONDS = (
+    MetricUnit.Count, MetricUnit.Percent, MetricUnit.Seconds, MetricUnit.Milliseconds,
+)  # fmt: skip
 
 
 class Metric(StrEnum):
-    """The metrics of a provider call, by model and by client; of a provider's limits, by model and dimension; and of a
-    client's budgets.
+    """All metrics of ours: name, unit, the functions that emit it, and the sets of dimensions it is emitted by.
+
+    Each is also emitted by `service` alone, which is the function's name: the total. What each means, and what all of
+    them cost, is in docs/metrics.md.
     """
 
-    CALLS = "Calls"
-    CALL_DURATION = "CallDuration"
-    TIME_TO_FIRST_TOKEN = "TimeToFirstToken"  # noqa: S105  not a password
-    INPUT_TOKENS = "InputTokens"
-    OUTPUT_TOKENS = "OutputTokens"
-    CACHED_TOKENS = "CachedTokens"
-    CACHE_HIT_RATIO = "CacheHitRatio"
-    COST = "CostMicroUsd"
-    SLOT_WAIT = "SlotWait"
-    PROVIDER_LIMIT = "ProviderLimit"
-    CONFIGURED_LIMIT = "ConfiguredLimit"
-    BUDGETS_NEARLY_USED = "BudgetsNearlyUsed"
-    BUDGET_REFUSALS = "BudgetRefusals"
+    unit: MetricUnit
+    functions: tuple[str, ...]
+    by: tuple[str, ...]
+    """Sets of dimensions, each spelled with commas between its names."""
+
+    def __new__(cls, name: str, unit: MetricUnit, functions: str, *by: str) -> Self:
+        """The member for a line below; functions with spaces between."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.unit, member.functions, member.by = unit, tuple(functions.split()), by
+        return member
+
+    JOBS_ACCEPTED = "JobsAccepted", COUNT, "ingest slack", "lane", "client"
+    JOBS_REFUSED = "JobsRefused", COUNT, "ingest slack", "code"
+    JOBS_COMPLETED = "JobsCompleted", COUNT, "worker", "lane"
+    JOBS_FAILED = "JobsFailed", COUNT, "worker repair", "lane", "code"
+    JOBS_CANCELLED = "JobsCancelled", COUNT, "status slack", "lane"
+    JOBS_EXPIRED = "JobsExpired", COUNT, "worker repair", "lane"
+    QUEUE_WAIT = "QueueWait", MILLISECONDS, "worker", "lane"
+    TOTAL_DURATION = "TotalDuration", MILLISECONDS, "worker repair", "lane"
+    OLDEST_WAITING = "OldestWaitingJob", SECONDS, "repair", "lane"
+
+    CALLS = "Calls", COUNT, "worker", "model"
+    CALLS_REFUSED = "CallsRefused", COUNT, "worker", "model"
+    CALL_FAULTS = "CallFaults", COUNT, "worker", "provider"
+    CALL_DURATION = "CallDuration", MILLISECONDS, "worker", "model"
+    TIME_TO_FIRST_TOKEN = "TimeToFirstToken", MILLISECONDS, "worker", "model"
+    INPUT_TOKENS = "InputTokens", COUNT, "worker", "model", "client"
+    OUTPUT_TOKENS = "OutputTokens", COUNT, "worker", "model", "client"
+    CACHED_TOKENS = "CachedTokens", COUNT, "worker", "model"
+    COST = "CostMicroUsd", COUNT, "worker", "model", "client"
+    SLOT_WAIT = "SlotWait", MILLISECONDS, "worker", "model"
+    LIMIT_USED = "LimitUsed", PERCENT, "worker", "model,dimension"
+    PROVIDER_LIMIT = "ProviderLimit", COUNT, "worker", "model,dimension"
+    CONFIGURED_LIMIT = "ConfiguredLimit", COUNT, "worker", "model,dimension"
+
+    BUDGETS_NEARLY_USED = "BudgetsNearlyUsed", COUNT, "ingest slack", "client"
+    BUDGET_REFUSALS = "BudgetRefusals", COUNT, "ingest slack", "client"
+
+    DELIVERIES = "Deliveries", COUNT, "notifier", "channel,outcome"
+    REPAIRS = "Repairs", COUNT, "repair worker", "kind"
+    REPAIR_RUNS = "RepairRuns", COUNT, "repair"
+
+
+type Values = dict[Metric, float]
 
 
 @cache
@@ -37,66 +104,131 @@ def logger() -> Logger:
     return Logger(utc=True)
 
 
+_subject: ContextVar[Mapping[str, Any]] = ContextVar("subject", default={})  # noqa: B039  never changed, only replaced
+_lines = threading.RLock()  # re-entered where SIGTERM interrupts a note
+"""A worker's threads write one line at a time: two in one are none to CloudWatch."""
+
+
 class Logbook:
-    """The journal, as ports.Journal: one JSON line an event, and metrics where the event is a provider call."""
+    """The journal, as ports.Journal: one JSON line an event, and a line of metrics where the event is measured.
+
+    measured: the clients that metrics name; all others are OTHER_CLIENTS.
+    The namespace of the metrics comes from POWERTOOLS_METRICS_NAMESPACE, their service from POWERTOOLS_SERVICE_NAME.
+    """
+
+    def __init__(self, measured: frozenset[str] = frozenset()) -> None:
+        self._measured = measured
+        powertools = EphemeralMetrics()
+        self._namespace, self._service = powertools.namespace, powertools.service
+
+    @contextmanager
+    def about(self, **fields: Any) -> Iterator[None]:
+        """Add the fields to whatever this thread notes within the block."""
+        token = _subject.set({**_subject.get(), **fields})
+        try:
+            yield
+        finally:
+            _subject.reset(token)
 
     def note(self, event: str, **fields: Any) -> None:
-        """Log `noun_verb` with the fields that have a value."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        logger().info(event, extra=given)
-        if event == "call_ended":
-            _measure(given)
-        elif event == "limit_differs":
-            _measure_limit(given)
-        elif event in _COUNTED:
-            _count(_COUNTED[event], given)
+        """Log `noun_verb` with the fields that have a value, and measure what is to be measured of it."""
+        given = {name: value for name, value in {**_subject.get(), **fields}.items() if value is not None}
+        with _lines:
+            logger().info(event, extra=given)
+            for about, values in _EVENTS[event](given) if event in _EVENTS else ():
+                self._emit({**given, **about}, values)
+
+    def _emit(self, fields: Mapping[str, Any], values: Values) -> None:
+        """One line in CloudWatch's embedded metric format for the metrics that have their dimensions in common."""
+        for by, names in groupby(sorted(values, key=lambda metric: metric.by), key=lambda metric: metric.by):
+            metrics = EphemeralMetrics(namespace=self._namespace, service=self._service)
+            for dimensions in by:
+                metrics.add_dimensions(**{name: self._dimension(name, fields) for name in dimensions.split(",")})
+            for name in names:
+                metrics.add_metric(name, name.unit, values[name])
+            metrics.flush_metrics()
+
+    def _dimension(self, name: str, fields: Mapping[str, Any]) -> str:
+        if name == "client":
+            client_id = str(fields["client_id"])
+            return client_id if client_id in self._measured else OTHER_CLIENTS
+        return str(fields.get(name) or "unknown")
 
 
-_COUNTED = {"budget_nearly_used": Metric.BUDGETS_NEARLY_USED, "budget_used_up": Metric.BUDGET_REFUSALS}
-"""Events of a client that are metrics as well: 80 % of a budget, once a day, and each request refused beyond 100 %."""
+type _Measured = list[tuple[dict[str, Any], Values]]
+"""What is measured of an event, with the dimensions that its fields do not spell out."""
 
 
-def _count(metric: Metric, event: dict[str, Any]) -> None:
-    from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit  # noqa: PLC0415  as below
-
-    metrics = EphemeralMetrics(namespace=NAMESPACE)
-    metrics.add_dimensions(client=str(event["client_id"]))
-    metrics.add_metric(metric, MetricUnit.Count, 1)
-    metrics.flush_metrics()
-
-
-def _measure(call: dict[str, Any]) -> None:
-    """One line in CloudWatch's embedded metric format; in the worker only, which alone makes calls."""
-    from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit  # noqa: PLC0415  30 ms that others need not pay
-
-    metrics = EphemeralMetrics(namespace=NAMESPACE)
-    metrics.add_dimension("model", str(call.get("model", "unknown")))
-    metrics.add_dimensions(client=str(call["client_id"]))
-    metrics.add_metadata("job_id", call["job_id"])
-    metrics.add_metric(Metric.CALLS, MetricUnit.Count, 1)
-    metrics.add_metric(Metric.CALL_DURATION, MetricUnit.Milliseconds, call["call_ms"])
-    metrics.add_metric(Metric.SLOT_WAIT, MetricUnit.Milliseconds, call.get("slot_wait_ms", 0))
-    if "first_token_ms" in call:
-        metrics.add_metric(Metric.TIME_TO_FIRST_TOKEN, MetricUnit.Milliseconds, call["first_token_ms"])
-    if "input_tokens" in call:
-        metrics.add_metric(Metric.INPUT_TOKENS, MetricUnit.Count, call["input_tokens"])
-        metrics.add_metric(Metric.OUTPUT_TOKENS, MetricUnit.Count, call["output_tokens"])
-        metrics.add_metric(Metric.CACHED_TOKENS, MetricUnit.Count, call["cached_tokens"])
-        # By call, so that its average shows at once when a system prompt that was cached begins to vary.
-        ratio = call["cached_tokens"] / call["input_tokens"] if call["input_tokens"] else 0.0
-        metrics.add_metric(Metric.CACHE_HIT_RATIO, MetricUnit.Percent, 100 * ratio)
-    if "cost_micro_usd" in call:
-        metrics.add_metric(Metric.COST, MetricUnit.Count, call["cost_micro_usd"])
-    metrics.flush_metrics()
+def _of_call(call: Mapping[str, Any]) -> Values:
+    """CallFaults and CallsRefused are 0 or 1 of each call, so that their average is the share of all."""
+    outcome = call.get("outcome")
+    values: Values = {
+        Metric.CALLS: 1,
+        Metric.CALLS_REFUSED: float(outcome == RateLimited.code),
+        Metric.CALL_FAULTS: float(outcome in FAULTS),
+        Metric.CALL_DURATION: call["call_ms"],
+        Metric.SLOT_WAIT: call.get("slot_wait_ms", 0),
+    }
+    known = {
+        Metric.TIME_TO_FIRST_TOKEN: "first_token_ms",
+        Metric.INPUT_TOKENS: "input_tokens",
+        Metric.OUTPUT_TOKENS: "output_tokens",
+        Metric.CACHED_TOKENS: "cached_tokens",
+        Metric.COST: "cost_micro_usd",
+    }
+    return values | {metric: call[field] for metric, field in known.items() if field in call}
 
 
-def _measure_limit(noted: dict[str, Any]) -> None:
-    """What the provider says it allows in a minute, next to what is configured."""
-    from aws_lambda_powertools.metrics import EphemeralMetrics, MetricUnit  # noqa: PLC0415  30 ms that others need not pay
+_ENDS: Final = {
+    JobStatus.COMPLETED: Metric.JOBS_COMPLETED,
+    JobStatus.FAILED: Metric.JOBS_FAILED,
+    JobStatus.CANCELLED: Metric.JOBS_CANCELLED,
+    JobStatus.EXPIRED: Metric.JOBS_EXPIRED,
+}
 
-    metrics = EphemeralMetrics(namespace=NAMESPACE)
-    metrics.add_dimension("model", noted["model"])
-    metrics.add_dimension("dimension", noted["dimension"])
-    metrics.add_metric(Metric.PROVIDER_LIMIT, MetricUnit.Count, noted["provider_limit"])
-    metrics.add_metric(Metric.CONFIGURED_LIMIT, MetricUnit.Count, noted["configured"])
-    metrics.flush_metrics()
+
+def _of_end(end: Mapping[str, Any]) -> Values:
+    status = JobStatus(end["status"])
+    worked = status in (JobStatus.COMPLETED, JobStatus.FAILED)
+    return {_ENDS[status]: 1} | ({Metric.TOTAL_DURATION: end["total_ms"]} if worked else {})
+
+
+def _one(values: Values, **about: str) -> _Measured:
+    return [(about, values)]
+
+
+def _call(fields: Mapping[str, Any]) -> _Measured:
+    shares = {name: fields.get("limit_micros", {}).get(name) for name in DIMENSIONS}
+    used = [({"dimension": name}, {Metric.LIMIT_USED: n / SLOT_PERCENT_MICROS}) for name, n in shares.items() if n]
+    return [({}, _of_call(fields)), *used]
+
+
+def _refusal(fields: Mapping[str, Any]) -> _Measured:
+    by_budget: Values = {Metric.BUDGET_REFUSALS: 1} if fields["code"] == BudgetUsedUp.code else {}
+    return _one({Metric.JOBS_REFUSED: 1, **by_budget})
+
+
+def _untold(fields: Mapping[str, Any]) -> _Measured:
+    outcome = "put_off" if fields["again"] else "given_up"
+    return _one({Metric.DELIVERIES: 1}, channel=fields["target"], outcome=outcome)
+
+
+def _limits(fields: Mapping[str, Any]) -> _Measured:
+    return _one({Metric.PROVIDER_LIMIT: fields["provider_limit"], Metric.CONFIGURED_LIMIT: fields["configured"]})
+
+
+_EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
+    "job_accepted": lambda _: _one({Metric.JOBS_ACCEPTED: 1}),
+    "job_refused": _refusal,
+    "job_claimed": lambda fields: _one({Metric.QUEUE_WAIT: fields["wait_ms"]}),
+    "job_ended": lambda fields: _one(_of_end(fields)),
+    "call_ended": _call,
+    "limit_differs": _limits,
+    "budget_nearly_used": lambda _: _one({Metric.BUDGETS_NEARLY_USED: 1}),
+    "target_told": lambda fields: _one({Metric.DELIVERIES: 1}, channel=fields["target"], outcome="delivered"),
+    "target_untold": _untold,
+    "job_repaired": lambda _: _one({Metric.REPAIRS: 1}),
+    "lane_seen": lambda fields: _one({Metric.OLDEST_WAITING: fields["oldest_seconds"]}),
+    "repair_ran": lambda _: _one({Metric.REPAIR_RUNS: 1}),
+}
+"""Events that are measured; all others are log lines only."""

@@ -80,6 +80,7 @@ class Patch(TypedDict, total=False):
     due_at: EpochMs | None
     claimed_at: EpochMs | None
     finished_at: EpochMs | None
+    waiting_since: EpochMs | None
     attempts: int
     attempts_limit: int | None
     model_index: int
@@ -135,6 +136,9 @@ class JobStore(Protocol):
     def due(self, before: EpochMs, limit: int) -> Iterable[str]:
         """Ids of rows whose `due_at` is before that instant, the longest overdue first; may be seconds out of date."""
 
+    def oldest_waiting(self, lane: Lane) -> EpochMs | None:
+        """The earliest `waiting_since` of the lane's queued rows, perhaps as of seconds ago; None if none waits."""
+
     def list_by_client(
         self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int
     ) -> tuple[Sequence[Job], str | None]:
@@ -157,8 +161,8 @@ class PayloadStore(Protocol):
 class HintQueue(Protocol):
     """The lane queues."""
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
-        """Queue a hint, to appear after at most 900 seconds."""
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
+        """Queue a hint, to appear after at most 900 seconds. trace: X-Ray's header of the job's request."""
 
 
 class Depths(Protocol):
@@ -184,8 +188,8 @@ class DeadLetterQueue(Protocol):
 class NoticeQueue(Protocol):
     """The notifications queue."""
 
-    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
-        """Queue the telling of one target, to appear after at most 900 seconds."""
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0, trace: str | None = None) -> None:
+        """Queue the telling of one target, to appear after at most 900 seconds. trace: as for hints."""
 
 
 class Channel(Protocol):
@@ -470,6 +474,9 @@ class Journal(Protocol):
 
     def note(self, event: str, **fields: Any) -> None:
         """Record `noun_verb` with its fields."""
+
+    def about(self, **fields: Any) -> AbstractContextManager[None]:
+        """Add the fields to whatever this thread notes within the block."""
 
 
 class Chance(Protocol):

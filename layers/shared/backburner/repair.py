@@ -47,14 +47,27 @@ class Repair:
                 self.dead_letters.remove(letter)
             except PortUnavailable:
                 self.journal.note("letter_left", job_id=letter.hint.job_id if letter.hint else None)
+        self._look_at_lanes()
         self.journal.note("repair_ran", seen=seen)
         return seen
+
+    def _look_at_lanes(self) -> None:
+        """Note how long each lane's oldest job has waited: its hint, sent again, looks young to the queue."""
+        for lane in Lane:
+            try:
+                since = self.store.oldest_waiting(lane)
+            except PortUnavailable:
+                self.journal.note("lane_unseen", lane=lane)
+                continue
+            waited_ms = 0 if since is None else max(0, self.clock.now() - since)
+            self.journal.note("lane_seen", lane=lane, oldest_seconds=waited_ms / 1000)
 
     def _try(self, job_id: str) -> None:
         try:
             job = self.store.get(job_id)
             if job is not None and job.due_at is not None and not job.has_expired(self.clock.now()):
-                self._step(job)
+                with self.journal.about(**job.about):
+                    self._step(job)
         except Conflict:
             pass  # somebody else moved it on
         except PortUnavailable:
@@ -65,15 +78,21 @@ class Repair:
         overdue = job.due_at is not None and job.due_at <= now
         if job.status is JobStatus.PROCESSING:
             self.lifecycle.lose(job) if overdue else self.lifecycle.remind(job, alone=True)
+            kind = "worker_lost" if overdue else None  # a reminder repairs nothing yet
         elif not overdue:
             return
         elif job.status is JobStatus.QUEUED:
             if job.deadline_at <= now:
                 self.lifecycle.expire(job)
+                kind = "deadline_passed"
             else:
                 self.lifecycle.resend(job)
+                kind = "hint_resent"
         else:
             self.lifecycle.reannounce(job)
+            kind = "told_again"
+        if kind is not None:
+            self.journal.note("job_repaired", kind=kind, lane=job.lane)
 
     def _explain(self, job_id: str) -> None:
         """A hint died in the queue. Its job, if it still waits, has to be dealt with.
@@ -84,3 +103,4 @@ class Repair:
         if job is not None and job.status is JobStatus.QUEUED and not job.has_expired(self.clock.now()):
             with suppress(Conflict):  # somebody else moved it on
                 self.lifecycle.undelivered(job)
+                self.journal.note("job_repaired", job_id=job_id, kind="letter_explained")

@@ -34,6 +34,7 @@ class Common(Settings):
     retention_days: Annotated[int, Field(ge=1, le=365)]
     max_attempts: Annotated[int, Field(ge=1, le=10)]
     on_unknown_outcome: Literal["retry", "fail"]
+    measured_clients: str = ""
 
 
 class WebhookSettings(Settings):

@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import os
 import re
 import urllib.parse
 import urllib.request
@@ -33,7 +34,8 @@ from backburner.errors import (
     TooLarge,
     Unavailable,
 )
-from backburner.models import Client, JobRequest, SlackOrigin
+from backburner.intake import trail_of
+from backburner.models import Client, JobRequest, SlackOrigin, Trail
 from backburner.ports import Clock, Journal, Marks
 from backburner.slack_text import RETRY, STOP, is_slacks, plain_text
 from backburner.submission import Submission
@@ -190,6 +192,7 @@ class SlackDesk:
     client: the one client that all people in Slack are, with the limits of one.
     signing_secret: the app's; renewed: reads it again, and says whether it differs from the one that did not fit.
     user_requests_per_minute: of each person; 0 for any number. api_base_url: empty for Slack itself.
+    trail: of the request at hand.
     """
 
     client: Callable[[], Client]
@@ -203,9 +206,16 @@ class SlackDesk:
     model: str = ""
     user_requests_per_minute: int = 0
     api_base_url: str = ""
+    trail: Trail | None = None
 
     def handle(self, event: Json, _context: Any) -> Json:
         """An API Gateway event in, its reply out. 5xx where the job is not known to be durable, so Slack resends."""
+        trail = trail_of(event, os.environ)
+        with self.journal.about(correlation_id=trail.correlation_id):
+            return replace(self, trail=trail).answer(event)
+
+    def answer(self, event: Json) -> Json:
+        """The reply to the request at hand."""
         try:
             return self._reply(event)
         except Refusal as refusal:
@@ -289,7 +299,7 @@ class SlackDesk:
     def _ask(self, request: JobRequest, key: str, origin: SlackOrigin) -> None:
         """Accept the job; what stands against it for longer than a resend is told in the thread."""
         try:
-            self.submission.accept(self.client(), request, key, slack=origin)
+            self.submission.accept(self.client(), request, key, slack=origin, trail=self.trail)
         except IdempotencyConflict:
             pass  # a copy from before this deployment's settings changed
         except Unavailable:
@@ -398,7 +408,9 @@ class SlackDesk:
             response_url=form.get("response_url") or None,
         )
         try:
-            self.submission.accept(self.client(), self._request(prompt, origin), f"command:{trigger}", slack=origin)
+            self.submission.accept(
+                self.client(), self._request(prompt, origin), f"command:{trigger}", slack=origin, trail=self.trail
+            )
         except IdempotencyConflict:
             pass
         except Refusal as refusal:

@@ -40,6 +40,7 @@ from backburner.models import (
     Question,
     Quota,
     SlackOrigin,
+    Trail,
     Webhook,
     WebhookRequest,
     canonical_json,
@@ -153,10 +154,11 @@ class Submission:
         idempotency_key: str | None = None,
         *,
         slack: SlackOrigin | None = None,
+        trail: Trail | None = None,
     ) -> Accepted:
         """Make the request durable: row first, then hint. One conditional write is the whole idempotency check.
 
-        slack: where it was asked, if in Slack; its answer is told there.
+        slack: where it was asked, if in Slack; its answer is told there. trail: of this request.
         Raises Refusal: InvalidRequest, IdempotencyConflict, LaneFull, for one of the client's limits, or Unavailable
         when it is not known to be durable.
         """
@@ -166,26 +168,33 @@ class Submission:
                 raise InvalidRequest("not taken here", field="webhook")
             self.webhooks.check(request.webhook.url)
         try:
-            return self._accept(client, request, idempotency_key, slack)
+            return self._accept(client, request, idempotency_key, slack, trail)
         except PortUnavailable as error:
             raise Unavailable from error
 
     def _accept(
-        self, client: Client, request: JobRequest, idempotency_key: str | None, slack: SlackOrigin | None
+        self,
+        client: Client,
+        request: JobRequest,
+        idempotency_key: str | None,
+        slack: SlackOrigin | None,
+        trail: Trail | None,
     ) -> Accepted:
         stored = request.canonical(leave_out=KEPT_APART)
-        new = _asked_in(slack, self._job(client, request, stored, idempotency_key))
+        new = replace(_asked_in(slack, self._job(client, request, stored, idempotency_key)), trail=trail)
         try:
             new, standing, left = self._store(client, new, stored)
         except Refusal as refusal:
             # A replay adds nothing, so it is answered however full the lane and however little is left to the client.
             standing, left = self._known(new, idempotency_key), refusal.quotas
             if standing is None:
-                self.journal.note(refusal.code, client_id=client.client_id, lane=new.lane, ahead=new.ahead)
+                self.journal.note(
+                    "job_refused", code=refusal.code, client_id=client.client_id, lane=new.lane, ahead=new.ahead
+                )
                 raise
         if standing is None or standing.owner == new.owner:  # the latter: only the reply to the first try was lost
             self.lifecycle.hint(new)
-            self.journal.note("job_accepted", job_id=new.job_id, client_id=client.client_id, lane=new.lane)
+            self.journal.note("job_accepted", **new.about, client_id=client.client_id, lane=new.lane)
             return Accepted(new, replayed=False, quotas=left)
         if standing.fingerprint != new.fingerprint:
             raise IdempotencyConflict(field="Idempotency-Key")
@@ -237,6 +246,7 @@ class Submission:
             asked,
             status=JobStatus.COMPLETED,
             finished_at=asked.created_at,
+            waiting_since=None,
             result=Payload(canonical_json(result)),
             outbox=tuple(Notice(target) for target in asked.targets),
         )
@@ -396,6 +406,7 @@ class Submission:
             deadline_at=now + deadline_seconds * 1000,
             deadline_seconds=deadline_seconds,
             expires_at=now // 1000 + deadline_seconds + self.retention_seconds,
+            waiting_since=now,
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
             background=self.background if client.background is None else client.background,
             webhook=webhook,

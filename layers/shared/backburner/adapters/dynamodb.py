@@ -33,6 +33,7 @@ from backburner.models import (
     Payload,
     SlackOrigin,
     Slot,
+    Trail,
     Usage,
     Webhook,
     canonical_json,
@@ -43,6 +44,7 @@ type Item = dict[str, Any]
 
 DUE_INDEX: Final = "due"
 CLIENT_INDEX: Final = "by_client"
+WAITING_INDEX: Final = "waiting"
 DUE_SHARDS: Final = 8
 """The due index is spread over so many keys: one key takes 1,000 writes a second, a job causes about four."""
 
@@ -53,7 +55,7 @@ KEYS_MAX = 100
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
-    "claimed_at", "finished_at", "attempts_limit", "place", "ahead",
+    "claimed_at", "finished_at", "attempts_limit", "place", "ahead", "waiting_since",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata", "webhook")
@@ -110,6 +112,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "error": lambda error: _text(error and canonical_json(asdict(error))),
     "webhook": lambda webhook: _text(webhook and canonical_json(asdict(webhook))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
+    "trail": lambda trail: _text(trail and canonical_json(_given(asdict(trail)))),
     "slack": lambda slack: _text(slack and canonical_json(_given(asdict(slack)))),
     "targets": lambda targets: _text(canonical_json(list(targets)) if targets else None),
     "log": lambda log: {"L": [{"S": _attempt_json(attempt)} for attempt in log]} if log else None,
@@ -156,6 +159,7 @@ def job_of(item: Item) -> Job:
         slot=_slot(item["slot"]["S"]) if "slot" in item else None,
         metadata=item.get("metadata", {}).get("S"),
         slack=_slack(item),
+        trail=Trail(**json.loads(item["trail"]["S"])) if "trail" in item else None,
         targets=tuple(json.loads(item["targets"]["S"])) if "targets" in item else (),
         webhook=Webhook(**json.loads(item["webhook"]["S"])) if "webhook" in item else None,
         outbox=tuple(_notice(fields) for fields in json.loads(item["outbox"]["S"])) if "outbox" in item else (),
@@ -313,6 +317,18 @@ class JobsTable:
             for page in pages:
                 for item in page["Items"]:
                     yield int(item["due_at"]["N"]), item["job_id"]["S"]
+
+    def oldest_waiting(self, lane: Lane) -> EpochMs | None:
+        """The first entry of the index that holds queued rows only, by lane and age."""
+        with translated():
+            page = self._client.query(
+                TableName=self._table,
+                IndexName=WAITING_INDEX,
+                KeyConditionExpression="lane = :lane",
+                ExpressionAttributeValues={":lane": {"S": lane}},
+                Limit=1,
+            )
+        return next((int(item["waiting_since"]["N"]) for item in page["Items"]), None)
 
     def list_by_client(
         self, client_id: str, status: JobStatus | None, cursor: str | None, limit: int

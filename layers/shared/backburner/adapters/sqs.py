@@ -113,6 +113,12 @@ def lane_of(urls: Mapping[Lane, str], queue_arn: str) -> Lane:
     return next((lane for lane, url in urls.items() if url.rpartition("/")[2] == name), Lane.STANDARD)
 
 
+def _traced(trace: str | None) -> dict[str, Any]:
+    """The system attribute in which SQS carries X-Ray's header to the consumer."""
+    header = {"AWSTraceHeader": {"DataType": "String", "StringValue": trace}}
+    return {} if trace is None else {"MessageSystemAttributes": header}
+
+
 class LaneQueues:
     """The lane queues, as ports.HintQueue. `urls` names the deployed lanes."""
 
@@ -120,7 +126,7 @@ class LaneQueues:
         self._client = client
         self._urls = urls
 
-    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0) -> None:
+    def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
         """Queue a hint. The client is the message group, so SQS's fair queues keep its backlog from the others."""
         with translated():
             self._client.send_message(
@@ -128,6 +134,7 @@ class LaneQueues:
                 MessageBody=hint_body(hint),
                 DelaySeconds=delay_seconds,
                 MessageGroupId=client_id,
+                **_traced(trace),
             )
 
 
@@ -138,7 +145,7 @@ class NoticesQueue:
         self._client = client
         self._url = url
 
-    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0) -> None:
+    def send(self, telling: Telling, *, client_id: str, delay_seconds: int = 0, trace: str | None = None) -> None:
         """Queue a telling. The client is the message group: one whose receiver is slow does not hold up the others."""
         with translated():
             self._client.send_message(
@@ -146,6 +153,7 @@ class NoticesQueue:
                 MessageBody=telling_body(telling),
                 DelaySeconds=delay_seconds,
                 MessageGroupId=client_id,
+                **_traced(trace),
             )
 
 
