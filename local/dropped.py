@@ -4,12 +4,14 @@ Nothing else belongs here: a deployment must get everything from the template. N
 says what is wanted, so that a new table or path needs no change here. Look again when the emulator's version changes.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 import boto3
 
 from local import deployment, template
 from local.emulator import CLIENT_CONFIG
+from local.state import STACK_NAME
 
 
 def reapply(session: boto3.Session, endpoint_url: str, physical_ids: Mapping[str, str]) -> None:
@@ -18,6 +20,7 @@ def reapply(session: boto3.Session, endpoint_url: str, physical_ids: Mapping[str
     reapply_any_methods(session, endpoint_url, physical_ids)
     reapply_concurrency(session, endpoint_url)
     reapply_environment(session, endpoint_url, physical_ids)
+    make_composite_alarms(session, endpoint_url, physical_ids)
 
 
 def reapply_expiry(session: boto3.Session, endpoint_url: str, physical_ids: Mapping[str, str]) -> None:
@@ -83,3 +86,19 @@ def reapply_environment(session: boto3.Session, endpoint_url: str, physical_ids:
         texts = {key: deployment.local_address(str(value), endpoint_url) for key, value in variables.items()}
         if texts != variables:
             functions.update_function_configuration(FunctionName=name, Environment={"Variables": texts})
+
+
+def make_composite_alarms(session: boto3.Session, endpoint_url: str, physical_ids: Mapping[str, str]) -> None:
+    """Composite alarms: unknown to CloudFormation here, so `local` leaves them out; the API has them."""
+    cloudwatch = session.client("cloudwatch", endpoint_url=endpoint_url, config=CLIENT_CONFIG)
+    sns = session.client("sns", endpoint_url=endpoint_url, config=CLIENT_CONFIG)
+    topics = {topic["TopicArn"] for topic in sns.list_topics()["Topics"]} & set(physical_ids.values())
+    for logical_id, properties in template.resources("AWS::CloudWatch::CompositeAlarm").items():
+        rule = re.sub(r"\$\{(\w+)\}", lambda found: physical_ids[found[1]], properties["AlarmRule"]["Sub"])
+        cloudwatch.put_composite_alarm(
+            AlarmName=f"{STACK_NAME}-{logical_id}",
+            AlarmDescription=properties["AlarmDescription"],
+            AlarmRule=rule,
+            AlarmActions=sorted(topics),
+            OKActions=sorted(topics),
+        )

@@ -4,8 +4,8 @@ Standard library only, and no syntax newer than Python 3.9: this runs on whateve
 anything is installed. Everything lands in `.local/` inside the clone. pip fetches one pinned package, uv,
 and uv does the rest with a Python 3.13 that it looks for, or downloads into `.local/` where there is none.
 
-Three environments, because they cannot share one: `dev` (tests, checks, the operator's tool), `sam` (the
-SAM CLI pins its dependencies tightly), `emulator` (lends its packages to the functions that it runs, so it
+Four environments, because they cannot share one: `dev` (tests, checks, the operator's tool), `sam` and `aws`
+(both pin their dependencies tightly), `emulator` (lends its packages to the functions that it runs, so it
 must hold nothing else). An environment is made anew when its lock changes; otherwise a run only compares
 hashes.
 """
@@ -35,6 +35,7 @@ ENVIRONMENTS = {
     "dev": "tests, checks, operator's tool",
     "sam": "SAM CLI",
     "emulator": "local AWS and model",
+    "aws": "AWS CLI, for the runbook's commands",
 }
 LAYER_REQUIREMENTS = ROOT / "layers" / "dependencies" / "requirements"
 # Folders of the clone that hold importable packages, made known to the dev environment.
@@ -188,11 +189,12 @@ def install_environment(name: str, env: "dict[str, str]") -> None:
 
 
 def write_commands() -> None:
-    """One folder to put on the path: `sam`, `uv` and `backburner`, whatever the current folder is."""
+    """One folder to put on the path: `sam`, `uv`, `aws` and `backburner`, whatever the current folder is."""
     COMMANDS.mkdir(parents=True, exist_ok=True)
     targets = {
         "sam": [str(VENVS / "sam" / "bin" / "sam")],
         "uv": [str(UV)],
+        "aws": [str(VENVS / "aws" / "bin" / "aws")],
         "backburner": [str(VENVS / "dev" / "bin" / "python"), "-m", "cli"],
     }
     for name, target in targets.items():

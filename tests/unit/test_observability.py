@@ -88,8 +88,8 @@ def test_a_call_is_measured_by_model_client_and_provider(capsys: pytest.CaptureF
         ("OutputTokens", model): 20,
         ("OutputTokens", "client=alice"): 20,
         ("CachedTokens", model): 750,
-        ("CostMicroUsd", model): 425,
-        ("CostMicroUsd", "client=alice"): 425,
+        ("CostUsd", model): 0.000425,
+        ("CostUsd", "client=alice"): 0.000425,
         ("LimitUsed", f"{model},dimension=requests"): 1,
         ("LimitUsed", f"{model},dimension=input_tokens"): 2,
     }
@@ -105,7 +105,7 @@ def test_a_call_without_an_answer_is_measured_by_what_is_known(capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     ("outcome", "fault", "refused"),
-    [("overloaded", 1, 0), ("authentication", 1, 0), ("rate_limited", 0, 1), ("invalid_request", 0, 0)],
+    [("overloaded", 100, 0), ("authentication", 100, 0), ("rate_limited", 0, 100), ("invalid_request", 0, 0)],
 )
 def test_a_providers_trouble_is_told_from_a_callers(
     capsys: pytest.CaptureFixture[str], outcome: str, fault: int, refused: int
@@ -121,7 +121,7 @@ def test_a_providers_trouble_is_told_from_a_callers(
     ("event", "fields", "expected"),
     [
         ("job_accepted", {"lane": "bulk", "client_id": "a"}, {("JobsAccepted", "lane=bulk"): 1}),
-        ("job_claimed", {"lane": "bulk", "wait_ms": 7}, {("QueueWait", "lane=bulk"): 7}),
+        ("job_claimed", {"lane": "bulk", "wait_ms": 7}, {("QueueWait", "lane=bulk"): 0.007}),
         ("job_refused", {"code": "lane_full", "client_id": "a"}, {("JobsRefused", "code=lane_full"): 1}),
         (
             "job_refused",
@@ -132,12 +132,21 @@ def test_a_providers_trouble_is_told_from_a_callers(
         (
             "job_ended",
             {**END, "status": "completed"},
-            {("JobsCompleted", "lane=bulk"): 1, ("TotalDuration", "lane=bulk"): 90},
+            {
+                ("JobsCompleted", "lane=bulk"): 1,
+                ("TotalDuration", "lane=bulk"): 0.09,
+                ("FailureRate", "lane=bulk"): 0,
+            },
         ),
         (
             "job_ended",
             {**END, "status": "failed", "code": "timeout"},
-            {("JobsFailed", "lane=bulk"): 1, ("JobsFailed", "code=timeout"): 1, ("TotalDuration", "lane=bulk"): 90},
+            {
+                ("JobsFailed", "lane=bulk"): 1,
+                ("JobsFailed", "code=timeout"): 1,
+                ("TotalDuration", "lane=bulk"): 0.09,
+                ("FailureRate", "lane=bulk"): 100,
+            },
         ),
         ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1}),
         ("job_ended", {**END, "status": "expired"}, {("JobsExpired", "lane=bulk"): 1}),

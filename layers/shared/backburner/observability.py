@@ -39,9 +39,8 @@ FAULTS: Final = frozenset(
 SLOT_PERCENT_MICROS: Final = 600_000
 """Microseconds of a limit's minute in one percent of it."""
 
-COUNT, PERCENT, SECONDS, MILLISECONDS = (
-    MetricUnit.Count, MetricUnit.Percent, MetricUnit.Seconds, MetricUnit.Milliseconds,
-)  # fmt: skip
+COUNT, PERCENT, DOLLARS = MetricUnit.Count, MetricUnit.Percent, MetricUnit.NoUnit
+SECONDS, MILLISECONDS = MetricUnit.Seconds, MetricUnit.Milliseconds
 
 
 class Metric(StrEnum):
@@ -69,19 +68,20 @@ class Metric(StrEnum):
     JOBS_FAILED = "JobsFailed", COUNT, "worker repair", "lane", "code"
     JOBS_CANCELLED = "JobsCancelled", COUNT, "status slack", "lane"
     JOBS_EXPIRED = "JobsExpired", COUNT, "worker repair", "lane"
-    QUEUE_WAIT = "QueueWait", MILLISECONDS, "worker", "lane"
-    TOTAL_DURATION = "TotalDuration", MILLISECONDS, "worker repair", "lane"
+    FAILURE_RATE = "FailureRate", PERCENT, "worker repair", "lane"
+    QUEUE_WAIT = "QueueWait", SECONDS, "worker", "lane"
+    TOTAL_DURATION = "TotalDuration", SECONDS, "worker repair", "lane"
     OLDEST_WAITING = "OldestWaitingJob", SECONDS, "repair", "lane"
 
     CALLS = "Calls", COUNT, "worker", "model"
-    CALLS_REFUSED = "CallsRefused", COUNT, "worker", "model"
-    CALL_FAULTS = "CallFaults", COUNT, "worker", "provider"
+    CALLS_REFUSED = "CallsRefused", PERCENT, "worker", "model"
+    CALL_FAULTS = "CallFaults", PERCENT, "worker", "provider"
     CALL_DURATION = "CallDuration", MILLISECONDS, "worker", "model"
     TIME_TO_FIRST_TOKEN = "TimeToFirstToken", MILLISECONDS, "worker", "model"
     INPUT_TOKENS = "InputTokens", COUNT, "worker", "model", "client"
     OUTPUT_TOKENS = "OutputTokens", COUNT, "worker", "model", "client"
     CACHED_TOKENS = "CachedTokens", COUNT, "worker", "model"
-    COST = "CostMicroUsd", COUNT, "worker", "model", "client"
+    COST = "CostUsd", DOLLARS, "worker", "model", "client"
     SLOT_WAIT = "SlotWait", MILLISECONDS, "worker", "model"
     LIMIT_USED = "LimitUsed", PERCENT, "worker", "model,dimension"
     PROVIDER_LIMIT = "ProviderLimit", COUNT, "worker", "model,dimension"
@@ -160,12 +160,12 @@ type _Measured = list[tuple[dict[str, Any], Values]]
 
 
 def _of_call(call: Mapping[str, Any]) -> Values:
-    """CallFaults and CallsRefused are 0 or 1 of each call, so that their average is the share of all."""
+    """CallFaults and CallsRefused are 0 or 100 of each call, so that their average is the share of all."""
     outcome = call.get("outcome")
     values: Values = {
         Metric.CALLS: 1,
-        Metric.CALLS_REFUSED: float(outcome == RateLimited.code),
-        Metric.CALL_FAULTS: float(outcome in FAULTS),
+        Metric.CALLS_REFUSED: 100 * (outcome == RateLimited.code),
+        Metric.CALL_FAULTS: 100 * (outcome in FAULTS),
         Metric.CALL_DURATION: call["call_ms"],
         Metric.SLOT_WAIT: call.get("slot_wait_ms", 0),
     }
@@ -174,9 +174,9 @@ def _of_call(call: Mapping[str, Any]) -> Values:
         Metric.INPUT_TOKENS: "input_tokens",
         Metric.OUTPUT_TOKENS: "output_tokens",
         Metric.CACHED_TOKENS: "cached_tokens",
-        Metric.COST: "cost_micro_usd",
     }
-    return values | {metric: call[field] for metric, field in known.items() if field in call}
+    cost: Values = {Metric.COST: call["cost_micro_usd"] / 1e6} if "cost_micro_usd" in call else {}
+    return values | cost | {metric: call[field] for metric, field in known.items() if field in call}
 
 
 _ENDS: Final = {
@@ -190,7 +190,9 @@ _ENDS: Final = {
 def _of_end(end: Mapping[str, Any]) -> Values:
     status = JobStatus(end["status"])
     worked = status in (JobStatus.COMPLETED, JobStatus.FAILED)
-    return {_ENDS[status]: 1} | ({Metric.TOTAL_DURATION: end["total_ms"]} if worked else {})
+    rate = 100 * (status is JobStatus.FAILED)
+    worked_off: Values = {Metric.TOTAL_DURATION: end["total_ms"] / 1000, Metric.FAILURE_RATE: rate}
+    return {_ENDS[status]: 1} | (worked_off if worked else {})
 
 
 def _one(values: Values, **about: str) -> _Measured:
@@ -220,7 +222,7 @@ def _limits(fields: Mapping[str, Any]) -> _Measured:
 _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "job_accepted": lambda _: _one({Metric.JOBS_ACCEPTED: 1}),
     "job_refused": _refusal,
-    "job_claimed": lambda fields: _one({Metric.QUEUE_WAIT: fields["wait_ms"]}),
+    "job_claimed": lambda fields: _one({Metric.QUEUE_WAIT: fields["wait_ms"] / 1000}),
     "job_ended": lambda fields: _one(_of_end(fields)),
     "call_ended": _call,
     "limit_differs": _limits,
