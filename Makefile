@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers build lock clean bench-slack
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,10 @@ check: ready ## run all static checks: style, types, import contract, template
 	run "template rules" $(DEV)/python -m pytest -q -n auto tests/template; \
 	for command in "$${failed[@]}"; do echo "check: FAILED $$command"; done; \
 	test "$${#failed[@]}" -eq 0
+
+checkov: ## look at the template with checkov; it is installed when first asked for (300 MB)
+	@$(PYTHON) -m local.install --quiet --also checkov
+	@.local/venvs/checkov/bin/checkov --config-file .checkov.yaml
 
 e2e: ready ## deploy to a local AWS of its own with a fake provider, and test it over HTTP (ARGS=... for pytest)
 	@$(LOCAL) e2e $(ARGS)

@@ -37,6 +37,8 @@ ENVIRONMENTS = {
     "emulator": "local AWS and model",
     "aws": "AWS CLI, for the runbook's commands",
 }
+OPTIONAL = {"checkov": "rules for infrastructure"}
+"""Not set up unless asked for."""
 LAYER_REQUIREMENTS = ROOT / "layers" / "dependencies" / "requirements"
 # Folders of the clone that hold importable packages, made known to the dev environment.
 IMPORT_ROOTS = (ROOT, ROOT / "layers" / "shared")
@@ -203,27 +205,27 @@ def write_commands() -> None:
         script.chmod(0o755)
 
 
-def missing() -> "list[str]":
+def missing(also: "list[str]") -> "list[str]":
     """Names of what has to be installed, in order."""
     names = [] if is_current(TOOLS, "uv") else ["uv"]
-    return names + [name for name in ENVIRONMENTS if not is_current(VENVS / name, name)]
+    return names + [name for name in (*ENVIRONMENTS, *also) if not is_current(VENVS / name, name)]
 
 
-def install(*, quiet: bool) -> None:
+def install(*, quiet: bool, also: "list[str]") -> None:
     """Bring everything up to its lock; says one line for each step, and nothing where there is nothing to
     do.
     """
-    if not missing():
+    if not missing(also):
         if not quiet:
             print("set-up: complete")
         return
     HOME.mkdir(exist_ok=True)
     with (HOME / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits and finds the work done
-        names = missing()
+        names = missing(also)
         env = uv_environment()
         for number, name in enumerate(names, start=1):
-            label = ENVIRONMENTS.get(name, "installer")
+            label = {**ENVIRONMENTS, **OPTIONAL}.get(name, "installer")
             print(f"set-up: [{number}/{len(names)}] {name} ({label}) ...", end=" ", flush=True)
             began = time.monotonic()
             if name == "uv":
@@ -241,7 +243,7 @@ def compile_locks(*, upgrade: bool) -> None:
     if not is_current(TOOLS, "uv"):
         install_uv()
     env = uv_environment()
-    sources = [LOCKS / f"{name}.in" for name in ("uv", *ENVIRONMENTS)]
+    sources = [LOCKS / f"{name}.in" for name in ("uv", *ENVIRONMENTS, *OPTIONAL)]
     for source in [LAYER_REQUIREMENTS.with_suffix(".in"), *sources]:
         target = source.with_suffix(".txt")
         command = [str(UV), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
@@ -265,12 +267,13 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="say nothing when there is nothing to do")
     parser.add_argument("--lock", action="store_true", help="renew the lock files instead")
     parser.add_argument("--upgrade", action="store_true", help="with --lock: take the newest that the .in files allow")
+    parser.add_argument("--also", action="append", default=[], choices=sorted(OPTIONAL), help="set this up as well")
     arguments = parser.parse_args()
     try:
         if arguments.lock:
             compile_locks(upgrade=arguments.upgrade)
         else:
-            install(quiet=arguments.quiet)
+            install(quiet=arguments.quiet, also=arguments.also)
     except SetupError as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1

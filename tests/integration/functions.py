@@ -20,6 +20,7 @@ from backburner import observability
 from backburner.models import ClientLimits
 from cli.clients import create_client
 from tests.integration.deployed import ROOT, Deployed, resources
+from tests.integration.permissions import guarded
 
 type Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
 
@@ -117,7 +118,8 @@ class Stack:
             known = {
                 name: value for name, value in self.overrides.items() if name in self.deployed.environments[logical_id]
             }
-            self._handlers[logical_id] = load(self.deployed, logical_id, **known)
+            handler = load(self.deployed, logical_id, **known)
+            self._handlers[logical_id] = guarded(handler, logical_id, self.deployed.names)
             logger = logging.getLogger(self.deployed.environments[logical_id]["POWERTOOLS_SERVICE_NAME"])
             if self.log not in logger.handlers:
                 logger.addHandler(self.log)

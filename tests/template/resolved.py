@@ -107,6 +107,17 @@ def _truth(condition: Any, conditions: Template) -> bool:
             raise ValueError(f"no condition: {condition}")
 
 
+def refusals(template: Template) -> list[str]:
+    """What CloudFormation says of the parameters of a `shipped` template before it makes anything."""
+    return [
+        assertion["AssertDescription"]
+        for rule in template.get("Rules", {}).values()
+        if "RuleCondition" not in rule or _truth(rule["RuleCondition"], {})
+        for assertion in rule["Assertions"]
+        if not _truth(assertion["Assert"], {})
+    ]
+
+
 def _chosen(value: Any, conditions: Template) -> Any:
     """The value with each Fn::If replaced by its branch; a branch AWS::NoValue removes the property."""
     match value:

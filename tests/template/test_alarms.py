@@ -109,7 +109,7 @@ def _is_emitted(template: Template, metric: Metric, dimensions: dict[str, Any]) 
     tests/integration/test_metrics.py.
     """
     deployed = {environment(template, name)["POWERTOOLS_SERVICE_NAME"] for name in functions(template)}
-    values = {"lane": set(Lane), "provider": PROVIDERS, "service": deployed & set(metric.functions)}
+    values: dict[str, set[Any]] = {"lane": set(Lane), "provider": PROVIDERS, "service": deployed & {*metric.functions}}
     sets = {frozenset(by.split(",")) for by in metric.by} | {frozenset({"service"})}
     fits = frozenset(dimensions) in sets
     return fits and all(dimensions[name] in values.get(name, {dimensions[name]}) for name in dimensions)

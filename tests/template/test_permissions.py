@@ -122,6 +122,17 @@ def test_the_shipped_permissions_are_the_least(rule: Any) -> None:
     assert rule(shipped()) == []
 
 
+def test_tracing_grants_every_function_xrays_two_calls_and_nothing_else() -> None:
+    """They know no resources: the one wildcard there is. Without tracing, there is none."""
+    traced = shipped(Tracing="Active")
+    [policy] = of_type(traced, "AWS::IAM::Policy").values()
+    [statement] = policy["PolicyDocument"]["Statement"]
+    assert statement["Action"] == ["xray:PutTraceSegments", "xray:PutTelemetryRecords"]
+    assert {referred(role) for role in policy["Roles"]} == of_type(traced, ROLE).keys()
+    assert {body["TracingConfig"]["Mode"] for body in functions(traced).values()} == {"Active"}
+    assert of_type(shipped(), "AWS::IAM::Policy") == {}
+
+
 STATEMENT = "Resources.WorkerRole.Properties.Policies.0.PolicyDocument.Statement.{}".format
 BY_CLIENT = "Resources.StatusRole.Properties.Policies.0.PolicyDocument.Statement.1.Resource"
 INDEX_OF_NAMES = {"Fn::Sub": "${JobsTable.Arn}/index/by_name"}

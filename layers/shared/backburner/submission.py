@@ -239,7 +239,7 @@ class Submission:
 
         Raises Unavailable when it is not known to be durable.
         """
-        request = JobRequest(prompt="(answered without a call)")
+        request = JobRequest(prompt="(answered without a call)", priority="interactive")  # its depth, Slack may read
         result = {"text": text, "finish_reason": "stop", "model": "none", "provider": "none"}
         asked = _asked_in(slack, self._job(replace(client, limits=None), request, request.canonical(), key))
         born = replace(

@@ -1,0 +1,50 @@
+"""Write template-gradual.yaml: the template with versions, an alias, and gradual shifts that alarms take back.
+
+`python -m local.gradual`, then `sam build --template template-gradual.yaml`. A template of its own and no parameter,
+since SAM makes an alias always or never: whether there is one cannot depend on a condition.
+"""
+
+import re
+
+from local.state import ROOT
+from local.template import TEMPLATE
+
+TARGET = ROOT / "template-gradual.yaml"
+GRADUAL = ("ingest", "status", "slack", "worker", "notifier", "repair")
+"""Functions that SAM's events lead to, so that they can lead to the alias. The others change at once."""
+ROLLBACK_ALARMS = (
+    "EndpointErrorsAlarm",
+    "IngestErrorsAlarm",
+    "StatusErrorsAlarm",
+    "SlackErrorsAlarm",
+    "WorkerErrorsAlarm",
+    "NotifierErrorsAlarm",
+    "RepairErrorsAlarm",
+)
+"""Alarms that take a new version back. Not those of depth and age: a burst of jobs is no fault of the version."""
+SHIFT = "Canary10Percent10Minutes"
+_CODE = re.compile(rf"^      CodeUri: functions/({'|'.join(GRADUAL)})$", re.MULTILINE)
+
+
+def gradual(text: str) -> str:
+    """The template's text with what gradual deployments need."""
+    alarms = ", ".join(f"!Ref {name}" for name in ROLLBACK_ALARMS)
+    added = f"""
+      AutoPublishAlias: live
+      AutoPublishAliasAllProperties: true # a change of settings alone is a new version too
+      DeploymentPreference:
+        Type: {SHIFT}
+        Alarms: [{alarms}]"""
+    changed, count = _CODE.subn(lambda found: found[0] + added, text)
+    if count != len(GRADUAL):
+        raise ValueError(f"{count} functions found in template.yaml, not {len(GRADUAL)}")
+    return changed
+
+
+def main() -> None:
+    """Write the file."""
+    TARGET.write_text(f"# Made from template.yaml by `python -m local.gradual`.\n{gradual(TEMPLATE.read_text())}")
+
+
+if __name__ == "__main__":
+    main()

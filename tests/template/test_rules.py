@@ -1,0 +1,75 @@
+"""Parameters that do not fit together are refused before anything is deployed, in words that say what to do."""
+
+import re
+
+import pytest
+
+from tests.template.resolved import drop, parameter_extremes, put, refusals, shipped, source
+from tests.template.test_interface import samconfig
+
+BAD = {
+    "BackgroundCallsNeedOpenAI": {"BackgroundCalls": "true", "OpenAIBaseUrl": "https://llm.example.com/v1"},
+    "RunbookUrlNeedsSlackAlerts": {"RunbookUrl": "https://wiki.example.com/runbook"},
+    "LoopbackWebhooksAreLocal": {"WebhookAllowLoopback": "true", "AlarmEmail": "ops@example.com"},
+}
+"""A combination for each rule that only that rule refuses."""
+GOOD = [
+    {"BackgroundCalls": "true"},
+    {"OpenAIBaseUrl": "https://llm.example.com/v1"},
+    {"RunbookUrl": "https://wiki.example.com/runbook", "SlackAlertsChannel": "C0000OPS1"},
+    {"WebhookAllowLoopback": "true"},
+    {"AlarmEmail": "ops@example.com"},
+]
+
+
+@pytest.mark.parametrize("rule", BAD)
+def test_a_bad_combination_is_refused_with_what_to_do(rule: str) -> None:
+    """By its rule alone; without the rule it would deploy."""
+    [said] = refusals(shipped(**BAD[rule]))
+    assert any(name in said for name in BAD[rule])
+    assert re.search(r"[Ll]eave|[Gg]ive|must not", said)
+    assert refusals(shipped(drop(f"Rules.{rule}"), **BAD[rule])) == []
+
+
+def test_every_rule_is_tried() -> None:
+    """None is there that nobody has seen refuse something."""
+    assert source()["Rules"].keys() == BAD.keys()
+
+
+@pytest.mark.parametrize("parameters", GOOD, ids=str)
+def test_a_good_combination_is_not_refused(parameters: dict[str, str]) -> None:
+    """A rule that refuses too much is worse than none."""
+    assert refusals(shipped(**parameters)) == []
+
+
+@pytest.mark.parametrize("environment", ["default", "prod", "local"])
+def test_no_environment_of_samconfig_is_refused(environment: str) -> None:
+    """As they are shipped."""
+    words = samconfig().get(environment, {}).get("deploy", {}).get("parameters", {}).get("parameter_overrides", [])
+    assert refusals(shipped(**dict(word.split("=", 1) for word in words))) == []
+
+
+ADDRESSES = ("OpenAIBaseUrl", "AnthropicBaseUrl", "RunbookUrl", "AlarmEmail")
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_an_address_that_is_none_is_refused(name: str) -> None:
+    """Before a worker, or an alarm, finds out."""
+    parameter = source()["Parameters"][name]
+    good = "ops@example.com" if name == "AlarmEmail" else "http://127.0.0.1:8080/v1"
+    for text, accepted in (
+        ("", True),
+        (good, True),
+        ("example", False),
+        (f"{good} ", False),
+        ("ftp://x.example", False),
+    ):
+        assert bool(re.fullmatch(parameter["AllowedPattern"], text)) is accepted, text
+    assert parameter["ConstraintDescription"].endswith("or empty.")
+
+
+def test_a_single_parameter_at_its_edge_is_refused_only_for_good_reason() -> None:
+    """Rules are about combinations."""
+    refused = [parameters for parameters in parameter_extremes(source()) if refusals(shipped(**parameters))]
+    assert refused == []
+    assert refusals(shipped(put("Parameters.RunbookUrl.Default", "https://wiki.example.com"))) != []
