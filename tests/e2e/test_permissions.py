@@ -246,6 +246,15 @@ class Scene:
         table = self.stack.outputs["ConnectionsTableName"]
         return "Item" in self.stack.aws("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
 
+    def is_counted(self, job_id: str) -> bool:
+        """Whether any connection counts the job among those that it follows."""
+        reply = self.stack.aws("dynamodb").scan(
+            TableName=self.stack.outputs["ConnectionsTableName"],
+            FilterExpression="contains(jobs, :job)",
+            ExpressionAttributeValues={":job": {"S": job_id}},
+        )
+        return bool(reply["Items"])
+
     def untold(self) -> str:
         """An ended job of whose target no message tells: by the worker of a probe, its last message is lost."""
         job_id = self.with_a_target(self.parked())
@@ -949,6 +958,25 @@ def a_gone_listener_is_removed_while_an_answer_is_written(scene: Scene) -> None:
     assert left == {True: True, False: False}
 
 
+def a_listener_told_by_the_worker_follows_no_more(scene: Scene) -> None:
+    """Its connection goes on counting the job while the worker may not write there; then it does not."""
+    with connection(scene.stack) as socket:
+        with scene.lacking():
+            # Of three, since the notifier, which may, is sometimes the first to tell.
+            assert any(_is_counted_when_told(scene, socket, number) for number in range(3))
+        assert not _is_counted_when_told(scene, socket, 3)
+
+
+def _is_counted_when_told(scene: Scene, socket: Any, number: int) -> bool:
+    prompt = f"{scene.mark} {number}"
+    scene.fake.script(prompt, {"text": "well", "latency_seconds": 1})
+    job_id = scene.stack.submit(prompt=prompt)["job_id"]
+    ask(socket, action="subscribe", job_id=job_id)
+    assert read(socket, is_end)["job"]["status"] == "completed"
+    until(lambda: scene.telling(job_id)["status"] == "delivered", 20, lambda: str(scene.stack.job(job_id)))
+    return scene.is_counted(job_id)
+
+
 def the_end_is_told_to_listeners(scene: Scene) -> None:
     """The telling fails, or is not known to have happened; then it is noted as done."""
     with connection(scene.stack) as socket:
@@ -1125,6 +1153,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("worker", "dynamodb:Query", "ConnectionsTable"): pieces_of_an_answer_are_told,
     Grant("worker", "execute-api:ManageConnections", SOCKETS): pieces_of_an_answer_are_told,
     Grant("worker", "dynamodb:DeleteItem", "ConnectionsTable"): a_gone_listener_is_removed_while_an_answer_is_written,
+    Grant("worker", "dynamodb:UpdateItem", "ConnectionsTable"): a_listener_told_by_the_worker_follows_no_more,
     Grant("slack", "dynamodb:PutItem", "JobsTable"): slack_probes.refused_then_taken,
     Grant("slack", "dynamodb:UpdateItem", "JobsTable"): slack_probes.a_question_is_stopped,
     Grant("slack", "dynamodb:GetItem", "JobsTable"): slack_probes.a_question_in_a_thread_is_told_from_talk,

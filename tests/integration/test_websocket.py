@@ -84,7 +84,6 @@ def test_a_client_with_a_ticket_follows_a_job_from_queue_to_answer(stack: Stack,
     job_id = stack.post(key, {"prompt": "Tell me of a river.", "stream": True}).json["job_id"]
     assert send(stack, action="subscribe", job_id=job_id)["job"]["status"] == "queued"
     stack.work()
-    tell(stack)
     answer = Answer()
     seen = frames()[1:]
     for frame in seen[1:-1]:
@@ -102,14 +101,19 @@ def test_a_client_with_a_ticket_follows_a_job_from_queue_to_answer(stack: Stack,
     assert not [secret for secret in (ticket, key, "Danube", "river") if secret in log]
 
 
-def test_whoever_was_told_follows_the_job_no_more(stack: Stack) -> None:
-    """All that is left in the table is the connection."""
+@pytest.mark.parametrize("stream", [True, False])
+def test_whoever_was_told_by_the_worker_follows_the_job_no_more(stack: Stack, stream: bool) -> None:
+    """All that is left in the table is the connection, and the notifier tells nobody twice."""
     key = stack.client()
     connect(stack, key)
-    job_id = stack.post(key, {"prompt": "Tell me."}).json["job_id"]
+    job_id = stack.post(key, {"prompt": "Tell me.", "stream": stream}).json["job_id"]
     send(stack, action="subscribe", job_id=job_id)
     stack.work()
+    told = frames()
+    assert told[-1]["job"]["status"] == "completed"
     tell(stack)
+    assert frames() == told
+    assert stack.get(key, job_id).json["deliveries"][0]["status"] == "delivered"
     table = boto3.resource("dynamodb").Table(stack.deployed.names["ConnectionsTable"])
     (item,) = table.scan()["Items"]
     assert str(item["pk"]).startswith("connection#")

@@ -455,3 +455,23 @@ def test_the_pieces_of_an_answer_go_to_whoever_listens() -> None:
     house.execution = replace(house.execution, deltas=Listeners())
     house.work()
     assert heard == [(first.job_id, "one")]
+
+
+def test_whoever_can_be_told_at_once_is_told_of_each_end_by_the_row_as_it_ended() -> None:
+    """After the notifier's message is sent. Not of a retry, nor of an answer that came too late to count."""
+    told: list[tuple[Job, int]] = []
+    provider = ScriptedProvider("yes", ProviderRefusedRequest(), Overloaded())
+    house = House(provider=provider)
+    house.execution = replace(house.execution, tell_at_once=lambda row: told.append((row, len(house.notices.sent))))
+    jobs = [house.accept(stream=True) for _ in range(3)]
+    house.work()
+    assert [(row.job_id, row.status, sent) for row, sent in told] == [
+        (jobs[0].job_id, JobStatus.COMPLETED, 1),
+        (jobs[1].job_id, JobStatus.FAILED, 2),
+    ]
+    assert [row for row, _ in told] == [house.job(job.job_id) for job in jobs[:2]]
+    late = house.accept(stream=True)
+    provider.script.append(lambda: house.submission.cancel(ALICE, late.job_id))
+    house.run(late.job_id)
+    assert house.job(late.job_id).log[-1].outcome == "discarded"
+    assert len(told) == 2

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from backburner.channels.websocket import LISTENERS_MAX, WebSocketChannel
+from backburner.channels import websocket
+from backburner.channels.websocket import LISTENERS_MAX, AheadOfNotifier, WebSocketChannel
 from backburner.errors import ContentFiltered, PortUnavailable, Unauthorized, Untold
 from backburner.models import WEBSOCKET, Client, Job, JobStatus, Lane, NoticeStatus
 from backburner.ports import Listener
@@ -390,6 +392,77 @@ def test_more_listeners_than_one_try_tells_are_told_by_the_next(api: Api) -> Non
     assert untold.value.again
     api.house.channel.tell(job)
     assert len({connection_id for connection_id, _ in api.sockets.frames}) == LISTENERS_MAX + 1
+
+
+def _ahead(api: Api) -> AheadOfNotifier:
+    return AheadOfNotifier(api.house.channel, api.house.journal)
+
+
+def test_a_worker_tells_listeners_before_the_notifier_which_finds_nobody_left(api: Api) -> None:
+    """One frame, and the target is noted as told."""
+    job = _ended(api)
+    api.connect()
+    api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
+    _ahead(api)(job)
+    (frame,) = api.sockets.sent("c", "job")
+    assert frame["job"]["status"] == "completed"
+    api.house.tell()
+    assert len(api.sockets.sent("c", "job")) == 1
+    (notice,) = api.house.job(job.job_id).outbox
+    assert (notice.status, notice.tries) == (NoticeStatus.DELIVERED, 1)
+
+
+@pytest.mark.parametrize("trouble", ["broken", "no table", "a fault of ours"])
+def test_whom_the_worker_could_not_tell_the_notifier_tells(
+    api: Api, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised, and the journal has a word for it."""
+    job = _ended(api)
+    api.connect()
+    api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
+    with monkeypatch.context() as patched:
+        match trouble:
+            case "broken":
+                patched.setattr(api.sockets, "broken", {"c"})
+            case "no table":
+                patched.setattr(api.connections, "fails", True)
+            case _:
+                patched.setattr(api.house.channel, "tell", dict[Job, None]().__getitem__)
+        _ahead(api)(job)
+    assert api.sockets.sent("c", "job") == []
+    reasons = {"broken": "unreachable", "no table": "InternalServerError", "a fault of ours": "KeyError"}
+    assert ("not_told_at_once", reasons[trouble]) in [
+        (event, fields.get("reason")) for event, fields in api.house.journal.events
+    ]
+    api.house.tell()
+    assert len(api.sockets.sent("c", "job")) == 1
+
+
+def test_a_connection_that_hangs_holds_a_worker_up_for_a_moment_only(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker goes on while the post still hangs."""
+    monkeypatch.setattr(websocket, "AHEAD_SECONDS_MAX", 0.05)
+    job = _ended(api)
+    api.connect()
+    api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
+    hangs, may_end = threading.Event(), threading.Event()
+
+    def hang(_connection_id: str) -> None:
+        hangs.set()
+        may_end.wait(30)
+
+    api.sockets.before_post = hang
+    _ahead(api)(job)
+    assert hangs.wait(30)
+    assert api.sockets.sent("c", "job") == []
+    may_end.set()
+
+
+def test_a_job_that_nobody_may_listen_to_costs_the_worker_no_look(api: Api) -> None:
+    """Not even a thread."""
+    job = api.house.accept()
+    api.house.work()
+    _ahead(api)(api.house.job(job.job_id))
+    assert api.connections.looks == 0
 
 
 def test_a_streamed_job_has_the_target_and_another_has_none(api: Api) -> None:

@@ -341,6 +341,7 @@ def worker() -> Handler:
     from backburner.adapters.aws import client
     from backburner.adapters.secrets import ProviderSecret
     from backburner.adapters.sqs import batch_handler, lane_of, parse_hint
+    from backburner.channels.websocket import AheadOfNotifier, WebSocketChannel
     from backburner.execution import Execution, Leases
     from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import WorkerSettings
@@ -352,11 +353,13 @@ def worker() -> Handler:
     secret = ProviderSecret(
         client("secretsmanager", connect_seconds=2, read_seconds=5, tries=3), settings.provider_secret_arn
     )
+    connections = _connections(settings.connections_table, _clients(patient=False))
+    sockets, posts = _sockets(settings.sockets_url), _posts()
     live = LiveAnswers(
-        connections=_connections(settings.connections_table, _clients(patient=False)),
-        sockets=_sockets(settings.sockets_url),
+        connections=connections,
+        sockets=sockets,
         store=lifecycle.store,
-        posts=_posts(),
+        posts=posts,
         monotonic=time.monotonic,
         journal=lifecycle.journal,
     )
@@ -379,6 +382,7 @@ def worker() -> Handler:
         fallback_models=_names(settings.fallback_models),
         deltas=_Listeners(lambda: in_slack("presence"), live),
         conversations=lambda: in_slack("threads"),
+        tell_at_once=AheadOfNotifier(WebSocketChannel(connections, sockets, posts), lifecycle.journal),
     )
 
     def hand_back(*_: Any) -> None:

@@ -169,6 +169,8 @@ class Execution:
     deltas: Deltas | None = None
     conversations: Callable[[], Conversations] | None = None
     """Where jobs asked in Slack find what was said before; made, and its SDK imported, when the first one comes."""
+    tell_at_once: Callable[[Job], None] = lambda _: None
+    """Tells of an end whom it can without waiting for the notifier, whose message comes all the same. Never raises."""
 
     # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -454,8 +456,11 @@ class Execution:
             except PortUnavailable:
                 self._discard(job, attempt)  # its cost is true all the same
                 raise
-        if not self.lifecycle.complete(job, payload, attempt):
+        ended = self.lifecycle.complete(job, payload, attempt)
+        if ended is None:
             self._discard(job, attempt)
+        else:
+            self.tell_at_once(ended)
 
     def _conclude(self, lease: Lease, error: JobFailed, question: Question | None) -> None:
         """End an attempt that brought no answer: try again later, ask another model, or fail."""
@@ -474,7 +479,8 @@ class Execution:
                 self.lifecycle.fall_back(job, index, error, attempt)
                 self._stop_call(lease, question, wanted=False)
                 return
-            elif self.lifecycle.fail(job, error, attempt):
+            elif (ended := self.lifecycle.fail(job, error, attempt)) is not None:
+                self.tell_at_once(ended)
                 self._stop_call(lease, question, wanted=False)
                 return
         except Conflict:

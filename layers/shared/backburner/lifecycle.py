@@ -215,8 +215,8 @@ class Lifecycle:
 
     # ── Ending an attempt ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def complete(self, job: Job, result: Payload, attempt: Attempt) -> bool:
-        """Store the answer. False if the job had ended otherwise; then its usage alone is recorded."""
+    def complete(self, job: Job, result: Payload, attempt: Attempt) -> Job | None:
+        """Store the answer; the row. None if the job had ended otherwise; then its usage alone is recorded."""
         return self._end(
             job,
             Guard(_UNFINISHED, claims=job.claims),
@@ -225,8 +225,8 @@ class Lifecycle:
             attempt=attempt,
         )
 
-    def fail(self, job: Job, error: JobFailed, attempt: Attempt | None) -> bool:
-        """End the job without an answer; a dead one also goes to the dead-letter queue."""
+    def fail(self, job: Job, error: JobFailed, attempt: Attempt | None) -> Job | None:
+        """End the job without an answer; the row, or None. A dead one also goes to the dead-letter queue."""
         return self._end(
             job,
             Guard(_UNFINISHED, claims=job.claims),
@@ -318,7 +318,8 @@ class Lifecycle:
 
     def cancel(self, job: Job) -> bool:
         """Withdraw a job, whether it waits or is being worked on; its worker learns it at the next renewal."""
-        return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED, patient=False)  # the caller is waiting
+        # The caller is waiting.
+        return self._end(job, Guard(_UNFINISHED), JobStatus.CANCELLED, patient=False) is not None
 
     def expire(self, job: Job) -> bool:
         """End a queued job whose deadline has passed: expired if it never started, else failed as it last did."""
@@ -326,13 +327,14 @@ class Lifecycle:
         if job.deadline_at > now:
             return False
         started = job.error is not None
-        return self._end(
+        ended = self._end(
             job,
             Guard(_QUEUED, claims=job.claims),
             JobStatus.FAILED if started else JobStatus.EXPIRED,
             dead=started,
             error=job.error if started else DeadlinePassed().failure(),
         )
+        return ended is not None
 
     def lose(self, job: Job) -> None:
         """Deal with a job whose worker was lost: another attempt, or the end when there is none left."""
@@ -607,8 +609,8 @@ class Lifecycle:
         result: Payload | None = None,
         error: Failure | None = None,
         attempt: Attempt | None = None,
-    ) -> bool:
-        """The one write of a final status. False, and nothing changed, if somebody else ended or took the job."""
+    ) -> Job | None:
+        """The one write of a final status; the row. None, and nothing changed, if somebody else ended or took it."""
         now = self.clock.now()
         targets = ((DEAD_LETTER,) if dead else ()) + job.targets + ((BUDGET,) if job.charge is not None else ())
         outbox = tuple(Notice(target) for target in targets)
@@ -643,9 +645,9 @@ class Lifecycle:
                     job, guard, status, dead=dead, patient=patient, result=result, error=error, attempt=attempt
                 )
             if standing is None or (standing.status, standing.finished_at, standing.error) != (status, now, error):
-                return False
+                return None
             if guard.claims not in (None, standing.claims):
-                return False
+                return None
             row = standing  # ours: only the reply to an earlier try was lost
         self.journal.note(
             "job_ended",
@@ -661,7 +663,7 @@ class Lifecycle:
             self.announce(row)
         except PortUnavailable:
             self.journal.note("announcement_delayed", job_id=job.job_id)  # the row is due; the repairer tells
-        return True
+        return row
 
     @staticmethod
     def _lost(job: Job, now: EpochMs) -> Attempt:
