@@ -12,6 +12,7 @@ from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.secrets import REFRESH_SECONDS_MIN, FernetSeals
 from backburner.errors import PortUnavailable, SealBroken
 from cli.clients import create_client
+from cli.webhooks import rotate_key
 from tests.integration.deployed import Deployed
 
 DAY = 86_400_000
@@ -127,3 +128,52 @@ def test_a_clients_secrets_are_no_api_key_and_no_client(deployed: Deployed) -> N
     create_client(boto3.resource("dynamodb").Table(deployed.names["ClientsTable"]), "alice", "Alice", 1)
     assert table.knows("alice")
     assert not table.knows("alic")
+
+
+def rotated(deployed: Deployed, keep: int | None) -> tuple[int, int]:
+    """What an operator's tool does."""
+    table = ClientsTable(boto3.client("dynamodb"), deployed.names["ClientsTable"])
+    manager: Any = boto3.client("secretsmanager")
+    return rotate_key(manager, deployed.names["WebhookKeySecret"], table, keep=keep)
+
+
+def test_the_key_that_seals_is_rotated_and_nothing_sealed_is_lost(deployed: Deployed) -> None:
+    """A job's secret opens by the old key as long as that is kept, a client's own by the new one alone."""
+    put(deployed, "old")
+    table = ClientsTable(boto3.client("dynamodb"), deployed.names["ClientsTable"])
+    table.put_webhook_secret("alice", seals(deployed).seal("one"), 0, previous_until=0)
+    table.put_webhook_secret("alice", seals(deployed).seal("two"), 1, previous_until=1 + DAY)
+    table.put_webhook_secret("bob", seals(deployed).seal("three"), 0, previous_until=0)
+    of_a_job = seals(deployed).seal("of a job")
+    assert rotated(deployed, None) == (2, 2)
+    assert seals(deployed).open(of_a_job) == "of a job"
+    with pytest.raises(SealBroken):
+        [seals_by("old").open(token) for token in table.of("alice", 2)]
+    assert rotated(deployed, 0) == (1, 2)
+    assert [seals(deployed).open(token) for token in table.of("alice", 2)] == ["two", "one"]
+    assert [seals(deployed).open(token) for token in table.of("bob", 2)] == ["three"]
+    assert table.of("alice", 1 + DAY) == table.of("alice", 2)[:1]
+    with pytest.raises(SealBroken):
+        seals(deployed).open(of_a_job)
+
+
+def test_no_key_is_dropped_while_a_clients_secret_cannot_be_opened(deployed: Deployed) -> None:
+    """Somebody has to look first."""
+    put(deployed, "old")
+    table = ClientsTable(boto3.client("dynamodb"), deployed.names["ClientsTable"])
+    table.put_webhook_secret("alice", seals_by("lost").seal("one"), 0, previous_until=0)
+    with pytest.raises(SealBroken):
+        rotated(deployed, 0)
+    manager: Any = boto3.client("secretsmanager")
+    left = manager.get_secret_value(SecretId=deployed.names["WebhookKeySecret"])["SecretString"].split()
+    assert left[1:] == ["old"]
+
+
+def seals_by(keys: str) -> FernetSeals:
+    """Seals by these keys, whatever the template's secret holds."""
+
+    class Vault:
+        def get_secret_value(self, **_: Any) -> dict[str, str]:
+            return {"SecretString": keys}
+
+    return FernetSeals(Vault, "", monotonic=Hours())

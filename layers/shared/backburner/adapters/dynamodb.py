@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from heapq import merge
 from itertools import islice
@@ -429,6 +430,34 @@ class ClientsTable:
                 TableName=self._table,
                 Item={"key_hash": {"S": webhook_item(client_id)}, "secrets": {"S": canonical_json(secrets)}},
             )
+
+    def reseal(self, sealed_anew: Callable[[str], str]) -> int:
+        """Seal all clients' webhook secrets anew; how many clients have one. For an operator's tool only.
+
+        A client's whose secret is replaced meanwhile are left alone: they were sealed just now.
+        """
+        pages = self._client.get_paginator("scan").paginate(
+            TableName=self._table,
+            FilterExpression="begins_with(key_hash, :prefix)",
+            ExpressionAttributeValues={":prefix": {"S": webhook_item("")}},
+            ConsistentRead=True,
+        )
+        count = 0
+        with translated():
+            for item in (item for page in pages for item in page["Items"]):
+                count += 1
+                secrets = [
+                    {**secret, "sealed": sealed_anew(secret["sealed"])} for secret in json.loads(item["secrets"]["S"])
+                ]
+                with suppress(self._client.exceptions.ConditionalCheckFailedException):
+                    self._client.update_item(
+                        TableName=self._table,
+                        Key={"key_hash": item["key_hash"]},
+                        UpdateExpression="SET secrets = :new",
+                        ConditionExpression="secrets = :old",
+                        ExpressionAttributeValues={":new": {"S": canonical_json(secrets)}, ":old": item["secrets"]},
+                    )
+        return count
 
     def knows(self, client_id: str) -> bool:
         """Whether some key is the client's. Reads the whole table: for an operator's tool only."""

@@ -96,9 +96,14 @@ class FernetSeals:
             if self._fernet is None or (newer and age >= REFRESH_SECONDS_MIN):
                 with translated():
                     text = self._client().get_secret_value(SecretId=self._arn)["SecretString"]
-                self._fernet = _fernet(text.replace(",", " ").split())
+                self._fernet = _fernet(sealing_keys(text))
                 self._read_at = self._monotonic()
             return self._fernet
+
+
+def sealing_keys(text: str) -> list[str]:
+    """The keys in the secret, the newest first."""
+    return text.replace(",", " ").split()
 
 
 def _fernet(keys: list[str]) -> Any:
