@@ -12,7 +12,7 @@ from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.secrets import REFRESH_SECONDS_MIN, FernetSeals
 from backburner.errors import PortUnavailable, SealBroken
 from cli.clients import create_client
-from cli.webhooks import rotate_key
+from cli.sealing import rotate_key
 from tests.integration.deployed import Deployed
 
 DAY = 86_400_000
