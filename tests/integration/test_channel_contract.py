@@ -92,6 +92,7 @@ def webhook() -> Iterator[Line]:
 def websocket() -> Iterator[Line]:
     """To one connection a job."""
     connections, sockets, failures = MemoryConnections(lambda: 0), MemorySockets(), list[str]()
+    house = House()
 
     def addressed(job: Job) -> Job:
         name = f"of-{job.job_id}"
@@ -106,7 +107,7 @@ def websocket() -> Iterator[Line]:
     sockets.before_post = refuse
     with ThreadPoolExecutor(max_workers=20) as posts:
         yield Line(
-            WebSocketChannel(connections, sockets, posts),
+            WebSocketChannel(connections, sockets, posts, clock=house.clock, journal=house.journal),
             addressed=addressed,
             arrived=lambda: [(frame["job"]["job_id"], frame["job"]["status"]) for _, frame in sockets.frames],
             fail=lambda _again: failures.append("LimitExceededException"),

@@ -22,6 +22,7 @@ NOT_SHOWN = {
     ("BudgetRefusals", "slack"),
     ("JobsRefused", "slack"),  # these three as by ingest: both submit by the same use case
     ("JobsCancelled", "slack"),  # the button's; as by status
+    ("TellingDelay", "worker"),  # of listeners, whom the same channel tells in the notifier; see test_websocket.py
     ("JobsExpired", "repair"),  # as by the worker: `expire` is called by both
 }
 """What this walk leaves out."""

@@ -97,6 +97,7 @@ def test_a_client_with_a_ticket_follows_a_job_from_queue_to_answer(stack: Stack,
     assert TEXT.startswith(answer.text)
     log = "\n".join(stack.log.lines)
     assert "socket_opened" in log
+    assert "listeners_told" in log
     assert "job_followed" in log
     assert not [secret for secret in (ticket, key, "Danube", "river") if secret in log]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backburner.models import Lane
+from backburner.models import SLACK, WEBHOOK, WEBSOCKET, Lane
 from backburner.observability import Metric
 from tests.template.resolved import (
     ROOT,
@@ -109,7 +109,13 @@ def _is_emitted(template: Template, metric: Metric, dimensions: dict[str, Any]) 
     tests/integration/test_metrics.py.
     """
     deployed = {environment(template, name)["POWERTOOLS_SERVICE_NAME"] for name in functions(template)}
-    values: dict[str, set[Any]] = {"lane": set(Lane), "provider": PROVIDERS, "service": deployed & {*metric.functions}}
+    values: dict[str, set[Any]] = {
+        "lane": set(Lane),
+        "provider": PROVIDERS,
+        "service": deployed & set(metric.functions),
+        "channel": {SLACK, WEBHOOK, WEBSOCKET},
+        "outcome": {"delivered", "put_off", "given_up"},
+    }
     sets = {frozenset(by.split(",")) for by in metric.by} | {frozenset({"service"})}
     fits = frozenset(dimensions) in sets
     return fits and all(dimensions[name] in values.get(name, {dimensions[name]}) for name in dimensions)
@@ -170,6 +176,11 @@ def coverage(template: Template) -> list[str]:
     wanted += [
         ("repair", str(Metric.REPAIR_RUNS), _at("service", "repair")),
         ("worker", str(Metric.COST), _at("service", "worker")),
+        (
+            "webhook",
+            str(Metric.DELIVERIES),
+            lambda body: _dimensions(body) == {"channel": "webhook", "outcome": "given_up"},
+        ),
         ("Api", "5XXError", lambda _: True),
     ]
     known = of_type(template, ALARM_TYPE)
@@ -252,6 +263,7 @@ def test_composite_alarms_are_there_unless_switched_off() -> None:
 
 DEAD = "Resources.DeadLetterDepthAlarm.Properties.{}".format
 FAULTS = "Resources.OpenAIFaultsAlarm.Properties.{}".format
+GIVEN_UP = "Resources.WebhooksGivenUpAlarm.Properties.{}".format
 BEAT = "Resources.RepairHeartbeatAlarm.Properties.{}".format
 SATURATED = "Resources.SaturatedAlarm.Properties.{}".format
 
@@ -291,6 +303,9 @@ SATURATED = "Resources.SaturatedAlarm.Properties.{}".format
         (coverage, drop("Resources.WorkerErrorsAlarm"), "WorkerFunction: no alarm on Errors"),
         (coverage, drop("Resources.BulkFailureAlarm"), "bulk: no alarm on FailureRate"),
         (coverage, drop("Resources.SpendAlarm"), "worker: no alarm on CostUsd"),
+        (coverage, put(GIVEN_UP("Dimensions.1.Value"), "put_off"), "webhook: no alarm on Deliveries"),
+        (alarms, drop(GIVEN_UP("Dimensions.1")), "nothing emits"),
+        (alarms, put(GIVEN_UP("Dimensions.1.Value"), "lost"), "nothing emits"),
         (
             coverage,
             put("Resources.BulkOldestAlarm.Properties.Dimensions.0.Value", "standard"),

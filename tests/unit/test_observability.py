@@ -150,7 +150,17 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ),
         ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1}),
         ("job_ended", {**END, "status": "expired"}, {("JobsExpired", "lane=bulk"): 1}),
-        ("target_told", {"target": "slack"}, {("Deliveries", "channel=slack,outcome=delivered"): 1}),
+        (
+            "target_told",
+            {"target": "slack", "told_ms": 90},
+            {("Deliveries", "channel=slack,outcome=delivered"): 1, ("TellingDelay", "channel=slack"): 90},
+        ),
+        (
+            "target_told",
+            {"target": "websocket", "told_ms": 90},
+            {("Deliveries", "channel=websocket,outcome=delivered"): 1},
+        ),
+        ("listeners_told", {"count": 2, "told_ms": 30}, {("TellingDelay", "channel=websocket"): 30}),
         ("target_untold", {"target": "slack", "again": True}, {("Deliveries", "channel=slack,outcome=put_off"): 1}),
         ("target_untold", {"target": "slack", "again": False}, {("Deliveries", "channel=slack,outcome=given_up"): 1}),
         ("job_repaired", {"kind": "hint_resent"}, {("Repairs", "kind=hint_resent"): 1}),

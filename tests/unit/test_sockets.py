@@ -42,7 +42,9 @@ class Api:
             chance=self.house.chance,
             journal=self.house.journal,
         )
-        self.house.channel = WebSocketChannel(self.connections, self.sockets, AtOnce())
+        self.house.channel = WebSocketChannel(
+            self.connections, self.sockets, AtOnce(), clock=clock, journal=self.house.journal
+        )
 
     def _authenticate(self, headers: Any) -> Client:
         try:
@@ -406,8 +408,13 @@ def test_a_worker_tells_listeners_before_the_notifier_which_finds_nobody_left(ap
     _ahead(api)(job)
     (frame,) = api.sockets.sent("c", "job")
     assert frame["job"]["status"] == "completed"
+    api.house.clock.advance(1)
     api.house.tell()
     assert len(api.sockets.sent("c", "job")) == 1
+    told = [
+        (fields["count"], fields["told_ms"]) for event, fields in api.house.journal.events if event == "listeners_told"
+    ]
+    assert told == [(1, 0)]
     (notice,) = api.house.job(job.job_id).outbox
     assert (notice.status, notice.tries) == (NoticeStatus.DELIVERED, 1)
 

@@ -382,7 +382,10 @@ def worker() -> Handler:
         fallback_models=_names(settings.fallback_models),
         deltas=_Listeners(lambda: in_slack("presence"), live),
         conversations=lambda: in_slack("threads"),
-        tell_at_once=AheadOfNotifier(WebSocketChannel(connections, sockets, posts), lifecycle.journal),
+        tell_at_once=AheadOfNotifier(
+            WebSocketChannel(connections, sockets, posts, clock=lifecycle.clock, journal=lifecycle.journal),
+            lifecycle.journal,
+        ),
     )
 
     def hand_back(*_: Any) -> None:
@@ -535,7 +538,8 @@ def _channels(settings: NotifierSettings, lifecycle: Lifecycle, aws: Callable[[s
         from backburner.channels.websocket import WebSocketChannel
 
         connections = _connections(settings.connections_table, _clients(patient=False))
-        return WebSocketChannel(connections, _sockets(settings.sockets_url), _posts())
+        sockets = _sockets(settings.sockets_url)
+        return WebSocketChannel(connections, sockets, _posts(), clock=lifecycle.clock, journal=lifecycle.journal)
 
     def slack() -> Channel:
         from backburner.adapters.limits import LimitsTable

@@ -25,7 +25,7 @@ from backburner.errors import (
     RateLimited,
     SpendLimit,
 )
-from backburner.models import DIMENSIONS, JobStatus
+from backburner.models import DIMENSIONS, WEBSOCKET, JobStatus
 
 OTHER_CLIENTS: Final = "other"
 """All clients that the deployment does not name as measured: each name costs a series of every metric by client."""
@@ -91,6 +91,7 @@ class Metric(StrEnum):
     BUDGET_REFUSALS = "BudgetRefusals", COUNT, "ingest slack", "client"
 
     DELIVERIES = "Deliveries", COUNT, "notifier", "channel,outcome"
+    TELLING_DELAY = "TellingDelay", MILLISECONDS, "notifier worker", "channel"
     REPAIRS = "Repairs", COUNT, "repair worker", "kind"
     REPAIR_RUNS = "RepairRuns", COUNT, "repair"
 
@@ -210,6 +211,12 @@ def _refusal(fields: Mapping[str, Any]) -> _Measured:
     return _one({Metric.JOBS_REFUSED: 1, **by_budget})
 
 
+def _told(fields: Mapping[str, Any]) -> _Measured:
+    """Listeners know before it is noted that all of them do: see `listeners_told`."""
+    delay: Values = {} if fields["target"] == WEBSOCKET else {Metric.TELLING_DELAY: fields["told_ms"]}
+    return _one({Metric.DELIVERIES: 1, **delay}, channel=fields["target"], outcome="delivered")
+
+
 def _untold(fields: Mapping[str, Any]) -> _Measured:
     outcome = "put_off" if fields["again"] else "given_up"
     return _one({Metric.DELIVERIES: 1}, channel=fields["target"], outcome=outcome)
@@ -227,7 +234,8 @@ _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "call_ended": _call,
     "limit_differs": _limits,
     "budget_nearly_used": lambda _: _one({Metric.BUDGETS_NEARLY_USED: 1}),
-    "target_told": lambda fields: _one({Metric.DELIVERIES: 1}, channel=fields["target"], outcome="delivered"),
+    "target_told": _told,
+    "listeners_told": lambda fields: _one({Metric.TELLING_DELAY: fields["told_ms"]}, channel=WEBSOCKET),
     "target_untold": _untold,
     "job_repaired": lambda _: _one({Metric.REPAIRS: 1}),
     "lane_seen": lambda fields: _one({Metric.OLDEST_WAITING: fields["oldest_seconds"]}),
