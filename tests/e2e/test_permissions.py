@@ -969,8 +969,8 @@ def a_listener_told_by_the_worker_follows_no_more(scene: Scene) -> None:
 
 def _is_counted_when_told(scene: Scene, socket: Any, number: int) -> bool:
     prompt = f"{scene.mark} {number}"
-    scene.fake.script(prompt, {"text": "well", "latency_seconds": 1})
-    job_id = scene.stack.submit(prompt=prompt)["job_id"]
+    scene.fake.script(prompt, {"text": "well", "latency_seconds": 2})
+    job_id = scene.stack.submit(prompt=prompt, stream=True)["job_id"]
     ask(socket, action="subscribe", job_id=job_id)
     assert read(socket, is_end)["job"]["status"] == "completed"
     until(lambda: scene.telling(job_id)["status"] == "delivered", 20, lambda: str(scene.stack.job(job_id)))
