@@ -662,6 +662,37 @@ def a_large_result_is_shown(scene: Scene) -> None:
     assert scene.stack.job(job_id)["result"]["text"] == "a" * LARGE
 
 
+def a_large_request_is_shown(scene: Scene) -> None:
+    """503; then the response, which says what was asked."""
+    job_id = scene.stack.submit(prompt=scene.mark, system_prompt="a" * LARGE)["job_id"]
+    scene.stack.ended(job_id)
+    with scene.lacking():
+        assert scene.get(f"/v1/responses/{job_id}") == 503
+    assert scene.get(f"/v1/responses/{job_id}") == 200
+
+
+def a_large_request_is_erased(scene: Scene) -> None:
+    """Its row is gone either way; the object stays without."""
+    _is_erased(scene, "requests", prompt=scene.mark + "a" * LARGE)
+
+
+def a_large_result_is_erased(scene: Scene) -> None:
+    """Its row is gone either way; the object stays without."""
+    scene.fake.script(scene.mark, *({"text": "a" * LARGE, "finish_reason": "stop"} for _ in range(2)))
+    _is_erased(scene, "results", prompt=scene.mark, max_tokens=100_000)
+
+
+def _is_erased(scene: Scene, prefix: str, **fields: Any) -> None:
+    s3, bucket = scene.stack.aws("s3"), scene.stack.outputs["PayloadsBucketName"]
+    for allowed in (False, True):
+        job_id = scene.stack.submit(**fields)["job_id"]
+        scene.stack.ended(job_id)
+        with nullcontext() if allowed else scene.lacking():
+            assert scene.stack.http().delete(f"/v1/responses/{job_id}").status_code == 200
+        left = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/{job_id}").get("KeyCount", 0)
+        assert left == (0 if allowed else 1)
+
+
 def a_hint_is_passed_on_where_no_time_is_left(scene: Scene) -> None:
     """The hint comes back, which costs it a receive; then another takes its place."""
     job_id = scene.parked()
@@ -1128,6 +1159,9 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("status", "dynamodb:Query", "JobsTable/index/by_client"): jobs_are_listed,
     Grant("status", "dynamodb:GetItem", "ClientsTable"): a_new_clients_key_is_known_to_status,
     Grant("status", "s3:GetObject", "PayloadsBucket/results/*"): a_large_result_is_shown,
+    Grant("status", "s3:GetObject", "PayloadsBucket/requests/*"): a_large_request_is_shown,
+    Grant("status", "s3:DeleteObject", "PayloadsBucket/requests/*"): a_large_request_is_erased,
+    Grant("status", "s3:DeleteObject", "PayloadsBucket/results/*"): a_large_result_is_erased,
     Grant("status", "sqs:SendMessage", "NotificationsQueue"): a_cancellation_is_announced,
     Grant("status", "dynamodb:PutItem", "ConnectionsTable"): a_ticket_is_issued,
     Grant("websocket", "dynamodb:GetItem", "ClientsTable"): a_connection_is_let_in,

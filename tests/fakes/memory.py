@@ -313,6 +313,9 @@ class MemoryPayloads:
             raise PayloadMissing
         return self.texts[key]
 
+    def remove(self, key: str) -> None:
+        self.texts.pop(key, None)
+
     def link(self, key: str, seconds: int) -> str:
         return f"https://payloads.example.test/{key}?seconds={seconds}"
 

@@ -254,6 +254,9 @@ PATCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"outbox": ()}, {"outbox": ()}),
     ({"targets": ("websocket",)}, {"targets": ("websocket",)}),
     ({"targets": ()}, {"targets": ()}),
+    ({"request": Payload("")}, {"request": Payload("")}),
+    ({"metadata": None}, {"metadata": None}),
+    ({"webhook": None}, {"webhook": None}),
     ({"add_claims": 1}, {"claims": FULL.claims + 1}),
     ({"add_attempts": 2}, {"attempts": FULL.attempts + 2}),
     ({"append_log": (LINE,)}, {"log": (*FULL.log, LINE)}),
@@ -314,7 +317,7 @@ def updates(draw: st.DrawFn) -> tuple[Job, Guard, dict[str, Any]]:
         "due_at": st.none() | jobs.instants, "claimed_at": st.none() | jobs.instants,
         "finished_at": st.none() | jobs.instants, "result": st.none() | jobs.payloads,
         "error": st.none() | jobs.failures, "outbox": jobs.outboxes, "add_claims": st.integers(0, 3),
-        "append_log": jobs.logs, "targets": st.lists(jobs.texts, max_size=3).map(tuple),
+        "append_log": jobs.logs, "targets": st.lists(jobs.texts, max_size=3).map(tuple), "request": jobs.payloads,
     }  # fmt: skip
     patch = draw(st.fixed_dictionaries({"status": st.sampled_from(JobStatus)}, optional=possible))
     counting = draw(st.sampled_from([{}, {"attempts": 1}, {"add_attempts": 1}]))

@@ -73,6 +73,17 @@ def test_a_text_that_is_not_there_is_missing(payloads: PayloadStore) -> None:
         payloads.get("requests/job_1/gone")
 
 
+def test_a_removed_text_is_missing_and_may_be_removed_again(payloads: PayloadStore) -> None:
+    """The others stay."""
+    for name in ("f", "g"):
+        payloads.put(f"requests/job_1/{name}", name)
+    for _ in range(2):
+        payloads.remove("requests/job_1/f")
+    with pytest.raises(PayloadMissing):
+        payloads.get("requests/job_1/f")
+    assert payloads.get("requests/job_1/g") == "g"
+
+
 def test_a_link_names_its_text_and_its_time(payloads: PayloadStore) -> None:
     """Only the holder of the link reads the text, and only so long."""
     payloads.put("results/job_1/1", "an answer")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import boto3
+import openai
 import pytest
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
@@ -64,6 +65,26 @@ def test_an_answer_is_sent_signed_and_its_delivery_shown(
     assert (event["type"], event["version"], event["data"]) == ("job.completed", 1, shown)
     assert delivery == {"target": "webhook", "status": "delivered", "tries": 1, "told_at": delivery["told_at"]}
     assert "due_at" not in stack.row(job_id)
+
+
+def test_an_openai_style_webhook_is_taken_by_its_sdk(stack: Stack, provider: FakeProvider, receiver: Receiver) -> None:
+    """It names the response, which is then retrieved; the SDK verifies it and knows its type."""
+    provider.script("river", Behaviour(text="The Danube"), Behaviour(text="cut", finish_reason="length"))
+    key = stack.client()
+    webhook = {"url": receiver.url, "secret": SECRET, "style": "openai"}
+    ids = [stack.post(key, {"prompt": "Name a river.", "webhook": webhook}).json["job_id"] for _ in range(2)]
+    for _ in ids:
+        stack.work()
+        stack.tell()
+    sdk = openai.OpenAI(api_key="unused", webhook_secret=SECRET)
+    events = [sdk.webhooks.unwrap(request.body, request.headers) for request in receiver.requests]
+    assert {(event.type, event.data.id) for event in events} == {  # type: ignore[union-attr]
+        ("response.completed", ids[0]),
+        ("response.incomplete", ids[1]),
+    }
+    assert "Danube" not in str(receiver.requests)
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        sdk.webhooks.unwrap(receiver.requests[0].body + b" ", receiver.requests[0].headers)
 
 
 def test_no_secret_and_no_signature_is_stored_or_logged_in_the_clear(

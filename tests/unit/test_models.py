@@ -235,4 +235,4 @@ def test_an_error_says_what_it_means_and_whether_trying_again_helps(kind: type[B
     if issubclass(kind, Refusal):
         assert 400 <= kind.http_status < 600
         assert kind.retryable or kind.http_status < 500
-        assert not kind.retryable or kind.http_status in {429, *range(500, 600)}
+        assert not kind.retryable or kind.http_status in {409, 429, *range(500, 600)}

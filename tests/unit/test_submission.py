@@ -8,13 +8,28 @@ import pytest
 from backburner.errors import (
     IdempotencyConflict,
     InvalidRequest,
+    JobInUse,
     JobIsFinal,
     JobNotFound,
     LaneFull,
     PortUnavailable,
     Unavailable,
 )
-from backburner.models import Gauge, Hint, JobRequest, JobStatus, Lane, Limits, Outlook, Payload
+from backburner.models import (
+    BUDGET,
+    DEAD_LETTER,
+    WEBHOOK,
+    Gauge,
+    Hint,
+    JobRequest,
+    JobStatus,
+    Lane,
+    Limits,
+    Notice,
+    NoticeStatus,
+    Outlook,
+    Payload,
+)
 from backburner.submission import job_id_for
 from tests.fakes.house import ALICE, BOB, House
 from tests.fakes.memory import MODEL, FakeChance, MemoryCatalogue, MemoryHints
@@ -202,6 +217,89 @@ def test_somebody_elses_job_cannot_be_cancelled() -> None:
     job = house.accept()
     with pytest.raises(JobNotFound):
         house.submission.cancel(BOB, job.job_id)
+
+
+# ── Erasing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_erased_job_is_gone_with_all_that_it_held() -> None:
+    """At once, for every reader; its key is free, and a redrive of it finds nothing."""
+    house = House()
+    accepted = house.submission.accept(
+        ALICE, JobRequest(prompt="Name a river." + "a" * 200_000, metadata={"a": "b"}), "k-1"
+    )
+    house.work()
+    house.submission.erase(ALICE, accepted.job.job_id)
+    with pytest.raises(JobNotFound):
+        house.submission.find(ALICE, accepted.job.job_id)
+    row = house.store.rows[accepted.job.job_id]
+    assert (row.request, row.result, row.metadata, row.due_at) == (Payload(""), None, None, None)
+    assert house.payloads.texts == {}
+    assert not house.submission.accept(ALICE, JobRequest(prompt="Name another."), "k-1").replayed
+
+
+def test_a_job_that_has_not_ended_is_not_erased() -> None:
+    """Its answer may be paid for already."""
+    house = House()
+    job = house.accept()
+    with pytest.raises(JobInUse, match="queued"):
+        house.submission.erase(ALICE, job.job_id)
+    assert house.job(job.job_id) == job
+
+
+def test_somebody_elses_job_is_not_erased() -> None:
+    """It looks as if it did not exist."""
+    house = House()
+    job = house.accept()
+    house.work()
+    with pytest.raises(JobNotFound):
+        house.submission.erase(BOB, job.job_id)
+    assert house.job(job.job_id).result is not None
+
+
+@pytest.mark.parametrize("target", [BUDGET, DEAD_LETTER])
+def test_a_job_is_not_erased_before_its_cost_and_its_death_are_noted(target: str) -> None:
+    """Else its client's budget would hold the worst case for the rest of the day, and no operator would hear of it."""
+    house = House()
+    job = house.accept()
+    house.work()
+    house.store.rows[job.job_id] = replace(house.job(job.job_id), outbox=(Notice(target),))
+    with pytest.raises(JobInUse):
+        house.submission.erase(ALICE, job.job_id)
+    house.store.rows[job.job_id] = replace(
+        house.job(job.job_id), outbox=(Notice(target, NoticeStatus.DELIVERED), Notice(WEBHOOK))
+    )
+    house.submission.erase(ALICE, job.job_id)
+    assert not house.store.rows[job.job_id].pending
+
+
+def test_a_job_that_changes_while_it_is_erased_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of at this very moment, or run again."""
+    house = House()
+    job = house.accept()
+    house.work()
+    read = house.job(job.job_id)
+    house.store.rows[job.job_id] = replace(read, claims=read.claims + 1)
+    monkeypatch.setattr(house.store, "get", lambda _: read)
+    with pytest.raises(JobInUse):
+        house.submission.erase(ALICE, job.job_id)
+    assert house.store.rows[job.job_id].result is not None
+
+
+def test_a_payload_that_cannot_be_removed_just_now_is_left_to_the_stores_own_rule() -> None:
+    """The job is gone all the same."""
+    house = House()
+    job = house.accept(prompt="a" * 200_000)
+    house.work()
+
+    def unavailable(_: str) -> None:
+        raise PortUnavailable
+
+    house.payloads.remove = unavailable
+    house.submission.erase(ALICE, job.job_id)
+    assert house.journal.named("payload_left") == [{"job_id": job.job_id}]
+    with pytest.raises(JobNotFound):
+        house.submission.find(ALICE, job.job_id)
 
 
 # ── Lanes ────────────────────────────────────────────────────────────────────────────────────────────────────────────

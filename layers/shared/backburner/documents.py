@@ -46,7 +46,7 @@ def job_document(
         position=outlook.position if outlook is not None else None,
         estimated_start_at=_seconds(outlook.starts_at) if outlook is not None else None,
         metadata=None if job.metadata is None else json.loads(job.metadata),
-        usage=_usage(job.usage),
+        usage=usage_document(job.usage),
         cost_usd=_usd(job.cost_micro_usd),
         deliveries=None if "deliveries" in without else [_delivery(notice) for notice in told] or None,
         receipt=[*map(_receipt_line, job.log), *([] if "deliveries" in without else _given_up(told))] or None,
@@ -70,6 +70,18 @@ def job_document(
     return json_text(document | {"result_url": payloads.link(key, LINK_SECONDS), "result_note": note})
 
 
+def stored_result(job: Job, payloads: PayloadStore) -> dict[str, Any] | None:
+    """The result, wherever it is kept; None if the job has none, or it is gone."""
+    if job.result is None:
+        return None
+    try:
+        text = job.result.text if job.result.text is not None else payloads.get(job.result.key or "")
+    except PayloadMissing:
+        return None
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
 def _seconds(instant: EpochMs | None) -> int | None:
     return None if instant is None else instant // 1000
 
@@ -78,7 +90,8 @@ def _usd(micro_usd: int | None) -> float | None:
     return None if micro_usd is None else micro_usd / 1_000_000
 
 
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
+def usage_document(usage: Usage | None) -> dict[str, Any] | None:
+    """What a call used, as a job and each line of its receipt show it."""
     if usage is None:
         return None
     return {
@@ -100,7 +113,7 @@ def _receipt_line(attempt: Attempt) -> dict[str, Any]:
         provider=attempt.provider,
         model=attempt.model,
         request_id=attempt.request_id,
-        usage=_usage(attempt.usage),
+        usage=usage_document(attempt.usage),
         cost_usd=_usd(attempt.cost_micro_usd),
     )
 

@@ -91,6 +91,15 @@ class JobIsFinal(Refusal):
     http_status = 409
 
 
+class JobInUse(Refusal):
+    """The job has ended, but what it cost is still being noted. Try again in a moment."""
+
+    code = "job_in_use"
+    http_status = 409
+    retryable = True
+    retry_after_seconds = 1
+
+
 class TooLarge(Refusal):
     """The request is too large."""
 

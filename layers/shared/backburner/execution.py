@@ -505,7 +505,8 @@ class Execution:
         names = self._models(self._request(job))
         for index in range(job.model_index + 1, len(names)):
             model = self.catalogue.find(names[index])
-            if model is not None and model.context_tokens >= needed:
+            settable = question.temperature is None or (model is not None and model.temperature)
+            if model is not None and model.context_tokens >= needed and settable:
                 return index
         return None
 
@@ -578,6 +579,7 @@ class Execution:
         messages: Sequence[Message] = request.messages or (Message(role="user", content=request.prompt or ""),)
         if job.slack is not None and self.conversations is not None:
             messages = (*messages[:-1], *self.conversations().recall(job, messages[-1]))
+        alike = request.prompt_cache_key or request.system_prompt
         return Question(
             model=model,
             messages=tuple(messages),
@@ -585,7 +587,8 @@ class Execution:
             max_tokens=min(request.max_tokens or self.default_max_tokens, model.output_tokens_max),
             user_hash=_hashed(job.client_id, request.user_id) if request.user_id else None,
             response_format=request.response_format,
-            cache_key=_hashed(job.client_id, request.system_prompt) if request.system_prompt else None,
+            cache_key=_hashed(job.client_id, alike) if alike else None,
+            temperature=request.temperature,
         )
 
 

@@ -6,6 +6,7 @@ Problem documents: RFC 9457. Instants in replies are Unix seconds, as in the LLM
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,15 @@ from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from cachetools import TTLCache
 
-from backburner.documents import job_document, job_summary, json_text, problem_document
+from backburner import responses
+from backburner.documents import job_document, job_summary, json_text, problem_document, stored_result
 from backburner.errors import (
     InternalError,
     InvalidRequest,
+    JobIsFinal,
     MethodNotAllowed,
     NotFound,
+    PayloadMissing,
     PortUnavailable,
     Refusal,
     TooLarge,
@@ -31,7 +35,7 @@ from backburner.errors import (
 )
 from backburner.intake import parse_object, trail_of, validated
 from backburner.models import Client, Job, JobRequest, JobStatus, Quota
-from backburner.ports import Chance, Clients, Clock, Journal, Tickets
+from backburner.ports import Catalogue, Chance, Clients, Clock, Journal, Tickets
 from backburner.submission import Submission
 
 BODY_BYTES_MAX = 5_000_000
@@ -141,14 +145,15 @@ def _quota_headers(quotas: Sequence[Quota]) -> dict[str, str]:
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(standings)}
 
 
+def _about(refusal: Refusal) -> dict[str, str]:
+    """What HTTP says of an error beside its status."""
+    waits = {} if refusal.retry_after_seconds is None else {"Retry-After": str(refusal.retry_after_seconds)}
+    return waits | ({"WWW-Authenticate": "Bearer"} if isinstance(refusal, Unauthorized) else {})
+
+
 def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
     """An error as a problem document."""
-    more = dict(headers or {})
-    if refusal.retry_after_seconds is not None:
-        more["Retry-After"] = str(refusal.retry_after_seconds)
-    more |= _quota_headers(refusal.quotas)
-    if isinstance(refusal, Unauthorized):
-        more["WWW-Authenticate"] = "Bearer"
+    more = {**(headers or {}), **_about(refusal), **_quota_headers(refusal.quotas)}
     return Response(
         refusal.http_status,
         content_type="application/problem+json",
@@ -163,22 +168,28 @@ def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Respo
 def _resolver(journal: Journal) -> APIGatewayRestResolver:
     app = APIGatewayRestResolver()
 
+    def refuse(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
+        if not (app.current_event.path or "").startswith(responses.PATH):
+            return problem(refusal, headers)
+        more = {**(headers or {}), **_about(refusal), **responses.quota_headers(refusal.quotas)}
+        return _json(refusal.http_status, json_text(responses.error_document(refusal)), more)
+
     @app.exception_handler(Refusal)  # type: ignore[untyped-decorator]
     def refused(error: Refusal) -> Response[str]:
-        return problem(error)
+        return refuse(error)
 
     @app.exception_handler(Exception)  # type: ignore[untyped-decorator]
     def broke(error: Exception) -> Response[str]:
         journal.note("request_failed", error=type(error).__name__, cause=type(error.__cause__).__name__)
-        return problem(Unavailable() if isinstance(error, PortUnavailable) else InternalError())
+        return refuse(Unavailable() if isinstance(error, PortUnavailable) else InternalError())
 
     @app.not_found
     def nothing_here(_: NotFoundError) -> Response[str]:
         path = app.current_event.path or ""
         allowed = next((methods for pattern, methods in PATHS if pattern.fullmatch(path)), None)
         if allowed is None or app.current_event.http_method in allowed:  # the latter: an id that no route would match
-            return problem(NotFound())
-        return problem(MethodNotAllowed(), {"Allow": ", ".join(allowed)})
+            return refuse(NotFound())
+        return refuse(MethodNotAllowed(), {"Allow": ", ".join(allowed)})
 
     return app
 
@@ -188,6 +199,10 @@ PATHS: Final = (
     (re.compile(r"/jobs/[^/]+/?"), ("GET", "DELETE")),
     (re.compile(r"/tickets/?"), ("POST",)),
     (re.compile(r"/slack/(events|interactions|commands)/?"), ("POST",)),
+    (re.compile(r"/v1/responses/?"), ("POST",)),
+    (re.compile(r"/v1/responses/[^/]+/?"), ("GET", "DELETE")),
+    (re.compile(r"/v1/responses/[^/]+/cancel/?"), ("POST",)),
+    (re.compile(r"/v1/models(/[^/]+)?/?"), ("GET",)),
 )
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 
@@ -202,6 +217,9 @@ def _handler(app: APIGatewayRestResolver, journal: Journal) -> Handler:
         }
         with journal.about(correlation_id=trail_of(event, os.environ).correlation_id):
             reply: dict[str, Any] = app.resolve(usual, context)
+        if (event.get("path") or "").startswith(responses.PATH):  # the SDKs show it with what they raise
+            request_id = str((event.get("requestContext") or {}).get("requestId") or "")
+            reply["multiValueHeaders"]["x-request-id"] = [request_id]
         return reply
 
     return handle
@@ -233,6 +251,26 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
         return _json(202, json_text(document), more | _quota_headers(accepted.quotas))
 
+    @app.post("/v1/responses")
+    def respond() -> Response[str]:
+        headers = app.current_event.headers
+        client = doorkeeper.client(headers)
+        request = responses.parse(_body(app))
+        with responses.in_its_words():
+            accepted = submission.accept(
+                client,
+                request,
+                _idempotency_key(headers),
+                trail=trail_of(app.current_event.raw_event, os.environ),
+            )
+        # Of a replay's answer only what stands in the row, which is all that this function may read.
+        text = accepted.job.result.text if accepted.job.result is not None else None
+        shown = responses.document(
+            accepted.job, request, request.model or submission.default_model, json.loads(text) if text else None
+        )
+        more = {"Idempotent-Replayed": "true"} if accepted.replayed else {}
+        return _json(200, responses.reply(shown, REPLY_BYTES_MAX), more | responses.quota_headers(accepted.quotas))
+
     return _handler(app, journal)
 
 
@@ -259,30 +297,96 @@ def _wait_seconds(given: str | None, seconds_max: int) -> int:
     return min(int(given or 0), seconds_max)
 
 
+def _seconds_left(app: APIGatewayRestResolver) -> float:
+    return float(app.lambda_context.get_remaining_time_in_millis()) / 1000
+
+
+def _job_id(text: str) -> str:
+    return text if JOB_ID.fullmatch(text) else "-"  # no job has that id
+
+
+def _waited_for(
+    app: APIGatewayRestResolver, submission: Submission, doorkeeper: Doorkeeper, text: str, seconds_max: int
+) -> Job:
+    """The job of a GET, after as long a wait as it asks for and may have."""
+    parameters = app.current_event.query_string_parameters or {}
+    wanted = _wait_seconds(parameters.get("wait"), seconds_max)
+    client = doorkeeper.client(app.current_event.headers)
+    return submission.wait(client, _job_id(text), max(0.0, min(wanted, _seconds_left(app) - LAST_LOOK_SECONDS)))
+
+
+def _serve_responses(
+    app: APIGatewayRestResolver, submission: Submission, doorkeeper: Doorkeeper, long_poll_seconds: int
+) -> None:
+    """What OpenAI's API does with a response that exists."""
+
+    def shown(job: Job) -> Response[str]:
+        try:
+            request = submission.request_of(job)
+        except PayloadMissing as error:
+            raise NotFound("The request is no longer stored.") from error
+        result = stored_result(job, submission.payloads) if job.status is JobStatus.COMPLETED else None
+        if job.status is JobStatus.COMPLETED and result is None:
+            raise NotFound("The answer is no longer stored.")
+        document = responses.document(job, request, request.model or submission.default_model, result)
+        return _json(200, responses.reply(document, REPLY_BYTES_MAX))
+
+    @app.get("/v1/responses/<text>")
+    def retrieve(text: str) -> Response[str]:
+        parameters = app.current_event.query_string_parameters or {}
+        for name in ("stream", "starting_after", "include", "include[]"):
+            if parameters.get(name, "false") != "false":
+                raise InvalidRequest("not supported; follow it over the WebSocket API, or retrieve it", field=name)
+        return shown(_waited_for(app, submission, doorkeeper, text, long_poll_seconds))
+
+    @app.post("/v1/responses/<text>/cancel")
+    def stop(text: str) -> Response[str]:
+        client = doorkeeper.client(app.current_event.headers)
+        try:
+            return shown(submission.cancel(client, _job_id(text)))
+        except JobIsFinal:  # cancelling what has ended is no error there
+            return shown(submission.find(client, _job_id(text)))
+
+    @app.delete("/v1/responses/<text>")
+    def erase(text: str) -> Response[str]:
+        submission.erase(doorkeeper.client(app.current_event.headers), _job_id(text))
+        return _json(200, json_text(responses.deleted(text)))
+
+
+def _serve_models(app: APIGatewayRestResolver, catalogue: Catalogue, doorkeeper: Doorkeeper) -> None:
+    """The catalogue as OpenAI's API lists models."""
+
+    @app.get("/v1/models")
+    def models() -> Response[str]:
+        doorkeeper.client(app.current_event.headers)
+        known = [catalogue.find(name) for name in catalogue.names()]
+        data = [responses.model_document(model) for model in known if model is not None]
+        return _json(200, json_text({"object": "list", "data": data}))
+
+    @app.get("/v1/models/<name>")
+    def model(name: str) -> Response[str]:
+        doorkeeper.client(app.current_event.headers)
+        found = catalogue.find(name)
+        if found is None:
+            raise NotFound(f"This deployment knows no model {name[:100]!r}.")
+        return _json(200, json_text(responses.model_document(found)))
+
+
 def status_handler(
     submission: Submission, doorkeeper: Doorkeeper, journal: Journal, office: TicketOffice, long_poll_seconds: int
 ) -> Handler:
     """The handler of all other paths and methods. A request may wait for a job for `long_poll_seconds` at most."""
     app = _resolver(journal)
 
-    def seconds_left() -> float:
-        return float(app.lambda_context.get_remaining_time_in_millis()) / 1000
-
-    def job_id(text: str) -> str:
-        return text if JOB_ID.fullmatch(text) else "-"  # no job has that id
-
     @app.get("/jobs/<text>")
     def show(text: str) -> Response[str]:
-        parameters = app.current_event.query_string_parameters or {}
-        wanted = _wait_seconds(parameters.get("wait"), long_poll_seconds)
-        client = doorkeeper.client(app.current_event.headers)
-        job = submission.wait(client, job_id(text), max(0.0, min(wanted, seconds_left() - LAST_LOOK_SECONDS)))
-        return _shown_job(job, submission, in_time=seconds_left() > REPLY_SECONDS)
+        job = _waited_for(app, submission, doorkeeper, text, long_poll_seconds)
+        return _shown_job(job, submission, in_time=_seconds_left(app) > REPLY_SECONDS)
 
     @app.delete("/jobs/<text>")
     def cancel(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
-        return _shown_job(submission.cancel(client, job_id(text)), submission)
+        return _shown_job(submission.cancel(client, _job_id(text)), submission)
 
     @app.post("/tickets")
     def issue_ticket() -> Response[str]:
@@ -304,6 +408,8 @@ def status_handler(
         )
         return _json(200, json_text({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
 
+    _serve_responses(app, submission, doorkeeper, long_poll_seconds)
+    _serve_models(app, submission.catalogue, doorkeeper)
     return _handler(app, journal)
 
 

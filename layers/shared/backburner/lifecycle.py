@@ -529,6 +529,24 @@ class Lifecycle:
                 row = conflict.current
         return row
 
+    def erase(self, job: Job) -> None:
+        """Empty an ended job's row and have it count as expired from now on. Raises Conflict if it has changed.
+
+        Who was still to be told is told no more.
+        """
+        self.store.update(
+            job.job_id,
+            _as_read(job),
+            expires_at=self.clock.now() // 1000,
+            request=Payload(""),
+            result=None,
+            metadata=None,
+            webhook=None,
+            targets=(),
+            outbox=(),
+            due_at=None,
+        )
+
     # ── Budgets ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _settle_charge(self, job: Job) -> None:

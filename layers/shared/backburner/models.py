@@ -158,6 +158,10 @@ class WebhookRequest(BaseModel):
     secret: Annotated[str, StringConstraints(max_length=200)] | None = Field(
         None, repr=False, description="whsec_ and the base64 of 24 to 64 random bytes. Absent: your client's own."
     )
+    style: Literal["backburner", "openai"] | None = Field(
+        None,
+        description="`job.*` with the whole job, or OpenAI's `response.*` with its id. Absent: as the API does it.",
+    )
 
     @field_validator("secret")
     @classmethod
@@ -168,7 +172,8 @@ class WebhookRequest(BaseModel):
 
     @model_serializer
     def _given(self) -> dict[str, str]:
-        return {"url": self.url} | ({} if self.secret is None else {"secret": self.secret})
+        given = {"url": self.url, "secret": self.secret, "style": self.style}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class JobRequest(BaseModel):
@@ -191,6 +196,13 @@ class JobRequest(BaseModel):
     response_format: ResponseFormat | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_MAX)] | None = Field(
         None, description="Most output tokens. Absent: the deployment's default."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="Refused for models that have none, as the providers' own newer ones."
+    )
+    prompt_cache_key: Name | None = Field(
+        None,
+        description="The same for requests that begin alike: they meet the same cache. Absent: by the system prompt.",
     )
     user_id: Name | None = Field(None, description="Your user; carried along, hashed before a provider sees it.")
     metadata: dict[str, JsonValue] | None = Field(
@@ -446,6 +458,8 @@ class ModelInfo:
     long_prompt: LongPrompt | None = None
     cached_count: bool = True
     """Whether tokens read from the provider's cache count against its limits. Anthropic's do not."""
+    temperature: bool = False
+    """Whether a call may set one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,8 +488,9 @@ class Question:
     max_tokens: int
     user_hash: str | None = None
     cache_key: str | None = None
-    """The same for all requests of one client with one system prompt."""
+    """The same for all requests of one client with one system prompt, or with one cache key of its own."""
     response_format: ResponseFormat | None = None
+    temperature: float | None = None
 
     @property
     def input_bytes(self) -> int:
@@ -571,10 +586,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where the news of a job's end goes. sealed_secret: encrypted; None: the client's own, as it is by then."""
+    """Where the news of a job's end goes. sealed_secret: encrypted; None: the client's own, as it is by then.
+
+    style: whose events they are; None: `backburner`.
+    """
 
     url: str
     sealed_secret: str | None = None
+    style: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from backburner.models import (
     Tally,
     Telling,
     Usage,
+    Webhook,
     canonical_json,
 )
 
@@ -93,6 +94,9 @@ class Patch(TypedDict, total=False):
     outbox: tuple[Notice, ...]
     targets: tuple[str, ...]
     charge: Charge | None
+    request: Payload
+    metadata: str | None
+    webhook: Webhook | None
     add_claims: int
     add_attempts: int
     append_log: tuple[Attempt, ...]
@@ -156,6 +160,9 @@ class PayloadStore(Protocol):
 
     def link(self, key: str, seconds: int) -> str:
         """A URL that reads the text without credentials for so many seconds."""
+
+    def remove(self, key: str) -> None:
+        """Remove the text, if it is there."""
 
 
 class HintQueue(Protocol):

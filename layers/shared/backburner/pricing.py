@@ -42,6 +42,7 @@ class CatalogueEntry(BaseModel):
     cache_write: Annotated[float, Field(ge=0)] = 0.0
     output: Annotated[float, Field(ge=0)] = 0.0
     api: Literal["responses", "chat"] = "responses"
+    temperature: bool = False
     long_prompt: Band | None = None
     requests_per_minute: Annotated[int, Field(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
@@ -79,6 +80,7 @@ def _models(text: str) -> dict[str, ModelInfo]:
                 output_tokens=entry.output_tokens_per_minute,
             ),
             cached_count=entry.provider != "anthropic",
+            temperature=entry.temperature,
         )
         for name, entry in _ENTRIES.validate_json(text).items()
     }

@@ -14,6 +14,7 @@ from backburner.errors import (
     ForbiddenAddress,
     IdempotencyConflict,
     InvalidRequest,
+    JobInUse,
     JobIsFinal,
     JobNotFound,
     LaneFull,
@@ -23,6 +24,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
+    INTERNAL_TARGETS,
     SLACK,
     WEBHOOK,
     WEBSOCKET,
@@ -108,9 +110,9 @@ class Webhooks:
     def taken(self, client: Client, request: WebhookRequest, now: EpochMs) -> Webhook:
         """The webhook as the row keeps it. Raises InvalidRequest if there is no secret to sign it with."""
         if request.secret is not None:
-            return Webhook(request.url, self.seals.seal(request.secret))
+            return Webhook(request.url, self.seals.seal(request.secret), request.style)
         if self.secrets.of(client.client_id, now):
-            return Webhook(request.url)
+            return Webhook(request.url, style=request.style)
         raise InvalidRequest(
             "required, since your client has no secret of its own: give whsec_ and the base64 of 24 to 64 random bytes,"
             " or have one made by `backburner clients webhook-secret rotate`",
@@ -363,6 +365,24 @@ class Submission:
                 raise JobIsFinal(f"The job is {job.status}; it can no longer be cancelled.")
         return self.find(client, job_id)
 
+    def erase(self, client: Client, job_id: str) -> None:
+        """Remove the client's job, its request and its answer before their time. Raises JobNotFound, JobInUse."""
+        job = self.find(client, job_id)
+        if not job.status.is_final:
+            raise JobInUse(f"The job is {job.status}; cancel it first.")
+        if any(notice.target in INTERNAL_TARGETS for notice in job.pending):
+            raise JobInUse
+        try:
+            self.lifecycle.erase(job)
+        except Conflict as conflict:
+            raise JobInUse from conflict
+        for payload in (job.request, job.result):
+            if payload is not None and payload.key is not None:
+                try:
+                    self.payloads.remove(payload.key)
+                except PortUnavailable:  # the store's own rule removes it in its time
+                    self.journal.note("payload_left", job_id=job_id)
+
     def _check(self, request: JobRequest) -> None:
         """What the request alone cannot know: this deployment's models and lanes."""
         name = request.model or self.default_model
@@ -380,6 +400,8 @@ class Submission:
                 )
         if request.max_tokens is not None and request.max_tokens > model.output_tokens_max:
             raise InvalidRequest(f"model {name!r} writes at most {model.output_tokens_max} tokens", field="max_tokens")
+        if request.temperature is not None and not model.temperature:
+            raise InvalidRequest(f"model {name!r} has none", field="temperature")
         if request.lane not in self.lanes:
             raise InvalidRequest(f"this deployment has no lane {request.lane}", field="priority")
 

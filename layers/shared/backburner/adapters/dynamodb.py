@@ -111,7 +111,7 @@ _SPELLED: Mapping[str, Callable[[Any], Item | None]] = {
     "slot": lambda slot: _text(slot and canonical_json(asdict(slot))),
     "background": lambda background: {"BOOL": True} if background else None,
     "error": lambda error: _text(error and canonical_json(asdict(error))),
-    "webhook": lambda webhook: _text(webhook and canonical_json(asdict(webhook))),
+    "webhook": lambda webhook: _text(webhook and canonical_json(_given(asdict(webhook)))),
     "outbox": lambda outbox: _text(_outbox_json(outbox) if outbox else None),
     "trail": lambda trail: _text(trail and canonical_json(_given(asdict(trail)))),
     "slack": lambda slack: _text(slack and canonical_json(_given(asdict(slack)))),

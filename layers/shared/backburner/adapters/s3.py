@@ -37,6 +37,11 @@ class PayloadsBucket:
             raise
         return body.decode()
 
+    def remove(self, key: str) -> None:
+        """Delete the object; S3 says nothing if there is none."""
+        with translated():
+            self._client().delete_object(Bucket=self._bucket, Key=key)
+
     def link(self, key: str, seconds: int) -> str:
         """A presigned URL."""
         parameters = {"Bucket": self._bucket, "Key": key}

@@ -19,10 +19,11 @@ from http import HTTPStatus
 
 from standardwebhooks import Webhook as Signer
 
+from backburner import responses
 from backburner.addresses import Receivers, endpoint_of
 from backburner.channels.outbound import Outbound, Reply, Unreached
 from backburner.delivery import WAITS_SECONDS
-from backburner.documents import job_document, json_text
+from backburner.documents import job_document, json_text, stored_result
 from backburner.errors import ForbiddenAddress, SealBroken, Untold
 from backburner.models import Job, Webhook, webhook_key
 from backburner.ports import Clock, PayloadStore, Seals, WebhookSecrets
@@ -101,7 +102,12 @@ class WebhookChannel:
 
 
 def body_of(job: Job, payloads: PayloadStore) -> bytes:
-    """The event: its type, when it happened, and the job as `GET /jobs/{id}` shows it, without `deliveries`."""
+    """The event: its type, when it happened, and the job as `GET /jobs/{id}` shows it, without `deliveries`.
+
+    Or OpenAI's event, for those who asked for that.
+    """
+    if job.webhook is not None and job.webhook.style == "openai":
+        return json_text(responses.event(job, webhook_id_of(job), stored_result(job, payloads))).encode()
     happened = datetime.fromtimestamp((job.finished_at or 0) / 1000, UTC)
     envelope = {
         "type": f"job.{job.status}",
@@ -112,9 +118,14 @@ def body_of(job: Job, payloads: PayloadStore) -> bytes:
     return f'{json_text(envelope)[:-1]},"data":{data}}}'.encode()
 
 
+def webhook_id_of(job: Job) -> str:
+    """The name of a job's end."""
+    return f"{job.job_id}-{job.claims}-{job.status}"
+
+
 def headers_of(job: Job, body: bytes, secrets: Sequence[str], timestamp: int) -> list[tuple[str, str]]:
     """The headers of one try. `secrets` as their owners know them, the newest first; `timestamp` in Unix seconds."""
-    webhook_id = f"{job.job_id}-{job.claims}-{job.status}"
+    webhook_id = webhook_id_of(job)
     moment = datetime.fromtimestamp(timestamp, UTC)
     signatures = [Signer(webhook_key(secret)).sign(webhook_id, moment, body.decode()) for secret in secrets]
     return [

@@ -216,6 +216,7 @@ class _Responses(_Call):
             "safety_identifier": question.user_hash,
             "prompt_cache_key": question.cache_key,
             "background": True if self.background is not None else None,
+            "temperature": question.temperature,
         }
         if question.response_format is not None:
             wanted = question.response_format
@@ -279,7 +280,7 @@ class _Chat(_Call):
         turns: list[Any] = [{"role": turn.role, "content": turn.content} for turn in question.messages]
         if question.system_prompt is not None:
             turns.insert(0, {"role": "system", "content": question.system_prompt})
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {} if question.temperature is None else {"temperature": question.temperature}
         if question.response_format is not None:
             wanted = question.response_format
             schema = {"name": wanted.name, "schema": wanted.json_schema, "strict": True}
