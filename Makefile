@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers openapi build lock clean bench-slack
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +102,9 @@ layers: ready ## build both layers for this machine into .local/layers/
 		ARTIFACTS_DIR="$(CURDIR)/.local/layers/$${layer%%:*}Layer" BACKBURNER_ARCHITECTURE=$(HOST_ARCHITECTURE) \
 			$(MAKE) -C "layers/$${layer##*:}" "build-$${layer%%:*}Layer"; \
 	done
+
+openapi: ready ## renew docs/openapi.json from the models
+	@PYTHONPATH=layers/shared $(DEV)/python -m local.openapi
 
 build: ready ## `sam build` for AWS (arm64; BACKBURNER_ARCHITECTURE=x86_64 for the other)
 	@$(SAM) build

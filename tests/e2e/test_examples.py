@@ -66,6 +66,15 @@ def test_the_python_example_prints_the_answer_as_it_comes(environment: dict[str,
     assert len(pieces) > len(TEXT) / 4, "it did not come as it was written"
 
 
+@pytest.mark.parametrize("model", ["gpt-5.4-mini", "claude-haiku-4-5"])
+def test_the_openai_sdks_example_prints_the_answer(
+    environment: dict[str, str], fake: Fake, mark: str, model: str
+) -> None:
+    """Of either provider's model."""
+    fake.script(mark, {"text": "Donau"})
+    assert run([sys.executable, str(EXAMPLES / "openai_sdk.py"), mark, model], environment) == "Donau\n"
+
+
 def test_the_browser_example_shows_the_answer_through_three_cuts(
     environment: dict[str, str], fake: Fake, mark: str
 ) -> None:
