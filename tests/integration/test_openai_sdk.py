@@ -165,6 +165,20 @@ def test_large_texts_come_back_whole_and_are_deleted_too(
     assert list(bucket.objects.all()) == []
 
 
+def test_a_large_response_that_ends_after_a_long_wait_is_asked_for_again(
+    stack: Stack, client: openai.OpenAI, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 rather than a function that is cut off while it reads; the next request has its whole time."""
+    created = client.responses.create(model="warm", input="river " * 40_000, background=True)
+    stack.work()
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "get_remaining_time_in_millis", staticmethod(lambda: 8_000))
+        with pytest.raises(openai.InternalServerError) as raised:
+            client.responses.retrieve(created.id)
+    assert (raised.value.status_code, raised.value.response.headers["retry-after"]) == (503, "1")
+    assert client.responses.retrieve(created.id).status == "completed"
+
+
 def test_a_key_makes_one_response_over_both_apis(stack: Stack, client: openai.OpenAI) -> None:
     """Also when it is complete; another request with the key is a conflict."""
     ask: Any = {"model": MODELS[0], "background": True, "extra_headers": {"Idempotency-Key": "k-1"}}

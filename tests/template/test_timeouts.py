@@ -46,6 +46,8 @@ CALLS = {
     "status": (
         ("dynamodb", "dynamodb", "s3"),  # the client's key, the row, a large result
         ("dynamodb", "dynamodb", "dynamodb", "sqs", "dynamodb"),  # the key, the row, its end, its target, the row
+        ("dynamodb", "dynamodb", "dynamodb", "sqs", "dynamodb", "s3"),  # the same of a response, with a large request
+        ("dynamodb", "dynamodb", "dynamodb", "s3", "s3"),  # the key, the row, its emptying, both its large texts
     ),
     "websocket": (
         # Whose connection, the row, the connection's list, the subscription, the row again; the answer.

@@ -53,6 +53,8 @@ TICKET_SECONDS = 60
 WAIT_SECONDS_MAX = 20
 LAST_LOOK_SECONDS = 8.0
 """Kept free behind a wait: its last look at the row takes up to 5 s."""
+FETCH_SECONDS = 13.0
+"""So long it may take to read both texts of a response that are kept outside its row."""
 REPLY_SECONDS = 9.0
 """With less time than this left, a reply does without what it would have to ask for, which takes up to 8 s."""
 
@@ -315,21 +317,26 @@ def _waited_for(
     return submission.wait(client, _job_id(text), max(0.0, min(wanted, _seconds_left(app) - LAST_LOOK_SECONDS)))
 
 
+def _shown_response(job: Job, submission: Submission, seconds_left: float) -> Response[str]:
+    """A job as OpenAI's Response. Raises NotFound, Unavailable."""
+    outside = [payload for payload in (job.request, job.result) if payload is not None and payload.key is not None]
+    if outside and seconds_left < FETCH_SECONDS:  # after a long wait; the SDKs ask again by themselves
+        raise Unavailable("There is no time left to read the response. Ask again.")
+    try:
+        request = submission.request_of(job)
+    except PayloadMissing as error:
+        raise NotFound("The request is no longer stored.") from error
+    result = stored_result(job, submission.payloads) if job.status is JobStatus.COMPLETED else None
+    if job.status is JobStatus.COMPLETED and result is None:
+        raise NotFound("The answer is no longer stored.")
+    document = responses.document(job, request, request.model or submission.default_model, result)
+    return _json(200, responses.reply(document, REPLY_BYTES_MAX))
+
+
 def _serve_responses(
     app: APIGatewayRestResolver, submission: Submission, doorkeeper: Doorkeeper, long_poll_seconds: int
 ) -> None:
     """What OpenAI's API does with a response that exists."""
-
-    def shown(job: Job) -> Response[str]:
-        try:
-            request = submission.request_of(job)
-        except PayloadMissing as error:
-            raise NotFound("The request is no longer stored.") from error
-        result = stored_result(job, submission.payloads) if job.status is JobStatus.COMPLETED else None
-        if job.status is JobStatus.COMPLETED and result is None:
-            raise NotFound("The answer is no longer stored.")
-        document = responses.document(job, request, request.model or submission.default_model, result)
-        return _json(200, responses.reply(document, REPLY_BYTES_MAX))
 
     @app.get("/v1/responses/<text>")
     def retrieve(text: str) -> Response[str]:
@@ -337,15 +344,17 @@ def _serve_responses(
         for name in ("stream", "starting_after", "include", "include[]"):
             if parameters.get(name, "false") != "false":
                 raise InvalidRequest("not supported; follow it over the WebSocket API, or retrieve it", field=name)
-        return shown(_waited_for(app, submission, doorkeeper, text, long_poll_seconds))
+        job = _waited_for(app, submission, doorkeeper, text, long_poll_seconds)
+        return _shown_response(job, submission, _seconds_left(app))
 
     @app.post("/v1/responses/<text>/cancel")
     def stop(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
         try:
-            return shown(submission.cancel(client, _job_id(text)))
+            job = submission.cancel(client, _job_id(text))
         except JobIsFinal:  # cancelling what has ended is no error there
-            return shown(submission.find(client, _job_id(text)))
+            job = submission.find(client, _job_id(text))
+        return _shown_response(job, submission, _seconds_left(app))
 
     @app.delete("/v1/responses/<text>")
     def erase(text: str) -> Response[str]:

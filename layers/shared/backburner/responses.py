@@ -93,7 +93,9 @@ class InputMessage(_Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[list[TextPart], Field(min_length=1), BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[
+        list[TextPart], Field(min_length=1), BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])
+    ]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -125,7 +127,9 @@ class ResponseRequest(_Body):
     background: Annotated[bool, Field(validate_default=True)] = False
     model: str | None = Field(None, description="Absent: the deployment's default.")
     input: Annotated[
-        list[InputMessage], Field(min_length=1), BeforeValidator(_items, json_schema_input_type=str | list[InputMessage])
+        list[InputMessage],
+        Field(min_length=1),
+        BeforeValidator(_items, json_schema_input_type=str | list[InputMessage]),
     ]
     instructions: str | None = None
     max_output_tokens: int | None = None
