@@ -8,9 +8,11 @@ import re
 import jsonschema
 import pytest
 
-from backburner.http import PATHS
+from backburner import http, http_openai
 from backburner.models import JobRequest
 from local import openapi
+
+PATHS = (*http.PATHS, *http_openai.PATHS)
 
 
 def test_the_file_is_in_step_with_the_models() -> None:

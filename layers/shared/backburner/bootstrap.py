@@ -238,18 +238,25 @@ def _sockets(url: str) -> Sockets:
 
 
 def ingest() -> Handler:
-    """The handler of `POST /jobs`."""
-    from backburner.http import ingest_handler
+    """The handler of `POST /jobs` and `POST /v1/responses`."""
+    from backburner.http import ingest_handler, with_openai
     from backburner.settings import IngestSettings
 
     settings = IngestSettings.from_environment(os.environ)
     aws = _clients(patient=False)
-    return ingest_handler(_submission(settings, aws), _doorkeeper(settings, aws), _logbook(settings))
+    desk = _submission(settings, aws), _doorkeeper(settings, aws), _logbook(settings)
+
+    def openai() -> Handler:
+        from backburner.http_openai import create_handler
+
+        return create_handler(*desk)
+
+    return with_openai(ingest_handler(*desk), openai)
 
 
 def status() -> Handler:
     """The handler of everything else under the API."""
-    from backburner.http import TicketOffice, status_handler
+    from backburner.http import TicketOffice, status_handler, with_openai
     from backburner.settings import StatusSettings
 
     settings = StatusSettings.from_environment(os.environ)
@@ -261,9 +268,14 @@ def status() -> Handler:
         chance=submission.chance,
         socket_url=f"ws{settings.sockets_url.removeprefix('http')}",
     )
-    return status_handler(
-        submission, _doorkeeper(settings, aws), _logbook(settings), office, settings.long_poll_seconds
-    )
+    desk = submission, _doorkeeper(settings, aws), _logbook(settings)
+
+    def openai() -> Handler:
+        from backburner.http_openai import responses_handler
+
+        return responses_handler(*desk, settings.long_poll_seconds)
+
+    return with_openai(status_handler(*desk, office, settings.long_poll_seconds), openai)
 
 
 def websocket() -> Handler:

@@ -6,26 +6,23 @@ Problem documents: RFC 9457. Instants in replies are Unix seconds, as in the LLM
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
 from cachetools import TTLCache
 
-from backburner import responses
-from backburner.documents import job_document, job_summary, json_text, problem_document, stored_result
+from backburner.documents import job_document, job_summary, json_text, problem_document
 from backburner.errors import (
     InternalError,
     InvalidRequest,
-    JobIsFinal,
     MethodNotAllowed,
     NotFound,
-    PayloadMissing,
     PortUnavailable,
     Refusal,
     TooLarge,
@@ -35,7 +32,7 @@ from backburner.errors import (
 )
 from backburner.intake import parse_object, trail_of, validated
 from backburner.models import Client, Job, JobRequest, JobStatus, Quota
-from backburner.ports import Catalogue, Chance, Clients, Clock, Journal, Tickets
+from backburner.ports import Chance, Clients, Clock, Journal, Tickets
 from backburner.submission import Submission
 
 BODY_BYTES_MAX = 5_000_000
@@ -53,12 +50,14 @@ TICKET_SECONDS = 60
 WAIT_SECONDS_MAX = 20
 LAST_LOOK_SECONDS = 8.0
 """Kept free behind a wait: its last look at the row takes up to 5 s."""
-FETCH_SECONDS = 13.0
-"""So long it may take to read both texts of a response that are kept outside its row."""
 REPLY_SECONDS = 9.0
 """With less time than this left, a reply does without what it would have to ask for, which takes up to 8 s."""
 
 type Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
+type Refuse = Callable[[Refusal, Mapping[str, str]], Response[str]]
+"""How an API words an error: the error and more headers into a reply."""
+type Paths = tuple[tuple[re.Pattern[str], tuple[str, ...]], ...]
+"""Paths and their methods."""
 
 
 class Doorkeeper:
@@ -95,7 +94,8 @@ def parse_request(body: str) -> JobRequest:
     return validated(JobRequest, parse_object(body, "body"))
 
 
-def _body(app: APIGatewayRestResolver) -> str:
+def body_of(app: APIGatewayRestResolver) -> str:
+    """The request's body, if it is JSON's kind of text. Raises UnsupportedMediaType, InvalidRequest, TooLarge."""
     event = app.current_event
     media_type, _, parameters = (event.headers.get("content-type") or "application/json").lower().partition(";")
     if media_type.strip() != "application/json" and not media_type.strip().endswith("+json"):
@@ -114,7 +114,8 @@ def _body(app: APIGatewayRestResolver) -> str:
     return body
 
 
-def _idempotency_key(headers: Mapping[str, str]) -> str | None:
+def idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """The request's Idempotency-Key, if it has one. Raises InvalidRequest."""
     key = headers.get("idempotency-key")
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidRequest("must be 1 to 255 visible ASCII characters", field="Idempotency-Key")
@@ -131,10 +132,11 @@ def _shown_job(job: Job, submission: Submission, *, in_time: bool = True) -> Res
         return len(json_text(text).encode()) <= REPLY_BYTES_MAX
 
     outlook = submission.outlook(job) if in_time else None
-    return _json(200, job_document(job, submission.payloads, fits=fits, fetch=in_time, outlook=outlook))
+    return json_reply(200, job_document(job, submission.payloads, fits=fits, fetch=in_time, outlook=outlook))
 
 
-def _json(status: int, body: str, headers: Mapping[str, str] | None = None) -> Response[str]:
+def json_reply(status: int, body: str, headers: Mapping[str, str] | None = None) -> Response[str]:
+    """JSON text as a reply."""
     return Response(status, content_type="application/json", body=body, headers=dict(headers or {}))
 
 
@@ -147,15 +149,15 @@ def _quota_headers(quotas: Sequence[Quota]) -> dict[str, str]:
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(standings)}
 
 
-def _about(refusal: Refusal) -> dict[str, str]:
+def about(refusal: Refusal) -> dict[str, str]:
     """What HTTP says of an error beside its status."""
     waits = {} if refusal.retry_after_seconds is None else {"Retry-After": str(refusal.retry_after_seconds)}
     return waits | ({"WWW-Authenticate": "Bearer"} if isinstance(refusal, Unauthorized) else {})
 
 
-def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
+def problem(refusal: Refusal, headers: Mapping[str, str]) -> Response[str]:
     """An error as a problem document."""
-    more = {**(headers or {}), **_about(refusal), **_quota_headers(refusal.quotas)}
+    more = {**headers, **about(refusal), **_quota_headers(refusal.quotas)}
     return Response(
         refusal.http_status,
         content_type="application/problem+json",
@@ -167,49 +169,42 @@ def problem(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Respo
 # ── Endpoints ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _resolver(journal: Journal) -> APIGatewayRestResolver:
+def resolver(journal: Journal, refuse: Refuse, paths: Paths) -> APIGatewayRestResolver:
+    """A resolver without routes yet, which answers errors by `refuse` and knows from `paths` what exists."""
     app = APIGatewayRestResolver()
-
-    def refuse(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response[str]:
-        if not (app.current_event.path or "").startswith(responses.PATH):
-            return problem(refusal, headers)
-        more = {**(headers or {}), **_about(refusal), **responses.quota_headers(refusal.quotas)}
-        return _json(refusal.http_status, json_text(responses.error_document(refusal)), more)
 
     @app.exception_handler(Refusal)  # type: ignore[untyped-decorator]
     def refused(error: Refusal) -> Response[str]:
-        return refuse(error)
+        return refuse(error, {})
 
     @app.exception_handler(Exception)  # type: ignore[untyped-decorator]
     def broke(error: Exception) -> Response[str]:
         journal.note("request_failed", error=type(error).__name__, cause=type(error.__cause__).__name__)
-        return refuse(Unavailable() if isinstance(error, PortUnavailable) else InternalError())
+        return refuse(Unavailable() if isinstance(error, PortUnavailable) else InternalError(), {})
 
     @app.not_found
     def nothing_here(_: NotFoundError) -> Response[str]:
         path = app.current_event.path or ""
-        allowed = next((methods for pattern, methods in PATHS if pattern.fullmatch(path)), None)
+        allowed = next((methods for pattern, methods in paths if pattern.fullmatch(path)), None)
         if allowed is None or app.current_event.http_method in allowed:  # the latter: an id that no route would match
-            return refuse(NotFound())
+            return refuse(NotFound(), {})
         return refuse(MethodNotAllowed(), {"Allow": ", ".join(allowed)})
 
     return app
 
 
-PATHS: Final = (
+PATHS: Final[Paths] = (
     (re.compile(r"/jobs/?"), ("GET", "POST")),
     (re.compile(r"/jobs/[^/]+/?"), ("GET", "DELETE")),
     (re.compile(r"/tickets/?"), ("POST",)),
     (re.compile(r"/slack/(events|interactions|commands)/?"), ("POST",)),
-    (re.compile(r"/v1/responses/?"), ("POST",)),
-    (re.compile(r"/v1/responses/[^/]+/?"), ("GET", "DELETE")),
-    (re.compile(r"/v1/responses/[^/]+/cancel/?"), ("POST",)),
-    (re.compile(r"/v1/models(/[^/]+)?/?"), ("GET",)),
 )
 """What exists, and with which methods: two functions share the paths, so neither resolver knows them all."""
 
 
-def _handler(app: APIGatewayRestResolver, journal: Journal) -> Handler:
+def handler_of(app: APIGatewayRestResolver, journal: Journal) -> Handler:
+    """A resolver as the function's handler."""
+
     def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
         # A gateway may leave these null, which Powertools takes for mappings.
         usual = {
@@ -219,9 +214,6 @@ def _handler(app: APIGatewayRestResolver, journal: Journal) -> Handler:
         }
         with journal.about(correlation_id=trail_of(event, os.environ).correlation_id):
             reply: dict[str, Any] = app.resolve(usual, context)
-        if (event.get("path") or "").startswith(responses.PATH):  # the SDKs show it with what they raise
-            request_id = str((event.get("requestContext") or {}).get("requestId") or "")
-            reply["multiValueHeaders"]["x-request-id"] = [request_id]
         return reply
 
     return handle
@@ -229,7 +221,7 @@ def _handler(app: APIGatewayRestResolver, journal: Journal) -> Handler:
 
 def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Journal) -> Handler:
     """The handler of `POST /jobs`."""
-    app = _resolver(journal)
+    app = resolver(journal, problem, PATHS)
 
     @app.post("/jobs")
     def accept() -> Response[str]:
@@ -237,8 +229,8 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         client = doorkeeper.client(headers)
         accepted = submission.accept(
             client,
-            parse_request(_body(app)),
-            _idempotency_key(headers),
+            parse_request(body_of(app)),
+            idempotency_key(headers),
             trail=trail_of(app.current_event.raw_event, os.environ),
         )
         job = accepted.job
@@ -251,29 +243,9 @@ def ingest_handler(submission: Submission, doorkeeper: Doorkeeper, journal: Jour
         # Relative to the request's own address, so that it holds under any stage or base path.
         here = "" if (app.current_event.path or "").endswith("/") else "jobs/"
         more = {"Location": f"{here}{job.job_id}"} | ({"Idempotent-Replayed": "true"} if accepted.replayed else {})
-        return _json(202, json_text(document), more | _quota_headers(accepted.quotas))
+        return json_reply(202, json_text(document), more | _quota_headers(accepted.quotas))
 
-    @app.post("/v1/responses")
-    def respond() -> Response[str]:
-        headers = app.current_event.headers
-        client = doorkeeper.client(headers)
-        request = responses.parse(_body(app))
-        with responses.in_its_words():
-            accepted = submission.accept(
-                client,
-                request,
-                _idempotency_key(headers),
-                trail=trail_of(app.current_event.raw_event, os.environ),
-            )
-        # Of a replay's answer only what stands in the row, which is all that this function may read.
-        text = accepted.job.result.text if accepted.job.result is not None else None
-        shown = responses.document(
-            accepted.job, request, request.model or submission.default_model, json.loads(text) if text else None
-        )
-        more = {"Idempotent-Replayed": "true"} if accepted.replayed else {}
-        return _json(200, responses.reply(shown, REPLY_BYTES_MAX), more | responses.quota_headers(accepted.quotas))
-
-    return _handler(app, journal)
+    return handler_of(app, journal)
 
 
 @dataclass(frozen=True)
@@ -299,108 +271,46 @@ def _wait_seconds(given: str | None, seconds_max: int) -> int:
     return min(int(given or 0), seconds_max)
 
 
-def _seconds_left(app: APIGatewayRestResolver) -> float:
+def seconds_left(app: APIGatewayRestResolver) -> float:
+    """Until Lambda ends the function."""
     return float(app.lambda_context.get_remaining_time_in_millis()) / 1000
 
 
-def _job_id(text: str) -> str:
-    return text if JOB_ID.fullmatch(text) else "-"  # no job has that id
+def known_job_id(text: str) -> str:
+    """A job's id from a path; one that no job has for what cannot be an id."""
+    return text if JOB_ID.fullmatch(text) else "-"
 
 
-def _waited_for(
+def awaited(
     app: APIGatewayRestResolver, submission: Submission, doorkeeper: Doorkeeper, text: str, seconds_max: int
 ) -> Job:
     """The job of a GET, after as long a wait as it asks for and may have."""
     parameters = app.current_event.query_string_parameters or {}
     wanted = _wait_seconds(parameters.get("wait"), seconds_max)
     client = doorkeeper.client(app.current_event.headers)
-    return submission.wait(client, _job_id(text), max(0.0, min(wanted, _seconds_left(app) - LAST_LOOK_SECONDS)))
-
-
-def _shown_response(job: Job, submission: Submission, seconds_left: float) -> Response[str]:
-    """A job as OpenAI's Response. Raises NotFound, Unavailable."""
-    outside = [payload for payload in (job.request, job.result) if payload is not None and payload.key is not None]
-    if outside and seconds_left < FETCH_SECONDS:  # after a long wait; the SDKs ask again by themselves
-        raise Unavailable("There is no time left to read the response. Ask again.")
-    try:
-        request = submission.request_of(job)
-    except PayloadMissing as error:
-        raise NotFound("The request is no longer stored.") from error
-    result = stored_result(job, submission.payloads) if job.status is JobStatus.COMPLETED else None
-    if job.status is JobStatus.COMPLETED and result is None:
-        raise NotFound("The answer is no longer stored.")
-    document = responses.document(job, request, request.model or submission.default_model, result)
-    return _json(200, responses.reply(document, REPLY_BYTES_MAX))
-
-
-def _serve_responses(
-    app: APIGatewayRestResolver, submission: Submission, doorkeeper: Doorkeeper, long_poll_seconds: int
-) -> None:
-    """What OpenAI's API does with a response that exists."""
-
-    @app.get("/v1/responses/<text>")
-    def retrieve(text: str) -> Response[str]:
-        parameters = app.current_event.query_string_parameters or {}
-        for name in ("stream", "starting_after", "include", "include[]"):
-            if parameters.get(name, "false") != "false":
-                raise InvalidRequest("not supported; follow it over the WebSocket API, or retrieve it", field=name)
-        job = _waited_for(app, submission, doorkeeper, text, long_poll_seconds)
-        return _shown_response(job, submission, _seconds_left(app))
-
-    @app.post("/v1/responses/<text>/cancel")
-    def stop(text: str) -> Response[str]:
-        client = doorkeeper.client(app.current_event.headers)
-        try:
-            job = submission.cancel(client, _job_id(text))
-        except JobIsFinal:  # cancelling what has ended is no error there
-            job = submission.find(client, _job_id(text))
-        return _shown_response(job, submission, _seconds_left(app))
-
-    @app.delete("/v1/responses/<text>")
-    def erase(text: str) -> Response[str]:
-        submission.erase(doorkeeper.client(app.current_event.headers), _job_id(text))
-        return _json(200, json_text(responses.deleted(text)))
-
-
-def _serve_models(app: APIGatewayRestResolver, catalogue: Catalogue, doorkeeper: Doorkeeper) -> None:
-    """The catalogue as OpenAI's API lists models."""
-
-    @app.get("/v1/models")
-    def models() -> Response[str]:
-        doorkeeper.client(app.current_event.headers)
-        known = [catalogue.find(name) for name in catalogue.names()]
-        data = [responses.model_document(model) for model in known if model is not None]
-        return _json(200, json_text({"object": "list", "data": data}))
-
-    @app.get("/v1/models/<name>")
-    def model(name: str) -> Response[str]:
-        doorkeeper.client(app.current_event.headers)
-        found = catalogue.find(name)
-        if found is None:
-            raise NotFound(f"This deployment knows no model {name[:100]!r}.")
-        return _json(200, json_text(responses.model_document(found)))
+    return submission.wait(client, known_job_id(text), max(0.0, min(wanted, seconds_left(app) - LAST_LOOK_SECONDS)))
 
 
 def status_handler(
     submission: Submission, doorkeeper: Doorkeeper, journal: Journal, office: TicketOffice, long_poll_seconds: int
 ) -> Handler:
     """The handler of all other paths and methods. A request may wait for a job for `long_poll_seconds` at most."""
-    app = _resolver(journal)
+    app = resolver(journal, problem, PATHS)
 
     @app.get("/jobs/<text>")
     def show(text: str) -> Response[str]:
-        job = _waited_for(app, submission, doorkeeper, text, long_poll_seconds)
-        return _shown_job(job, submission, in_time=_seconds_left(app) > REPLY_SECONDS)
+        job = awaited(app, submission, doorkeeper, text, long_poll_seconds)
+        return _shown_job(job, submission, in_time=seconds_left(app) > REPLY_SECONDS)
 
     @app.delete("/jobs/<text>")
     def cancel(text: str) -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
-        return _shown_job(submission.cancel(client, _job_id(text)), submission)
+        return _shown_job(submission.cancel(client, known_job_id(text)), submission)
 
     @app.post("/tickets")
     def issue_ticket() -> Response[str]:
         client = doorkeeper.client(app.current_event.headers)
-        return _json(201, json_text(office.issue(client)), {"Cache-Control": "no-store"})
+        return json_reply(201, json_text(office.issue(client)), {"Cache-Control": "no-store"})
 
     @app.get("/jobs")
     def list_jobs() -> Response[str]:
@@ -415,11 +325,20 @@ def status_handler(
         jobs, cursor = submission.list(
             client, JobStatus(status) if status else None, parameters.get("cursor") or None, int(limit)
         )
-        return _json(200, json_text({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
+        return json_reply(200, json_text({"jobs": [job_summary(job) for job in jobs], "next_cursor": cursor}))
 
-    _serve_responses(app, submission, doorkeeper, long_poll_seconds)
-    _serve_models(app, submission.catalogue, doorkeeper)
-    return _handler(app, journal)
+    return handler_of(app, journal)
 
 
-__all__ = ["Doorkeeper", "Handler", "TicketOffice", "ingest_handler", "parse_request", "problem", "status_handler"]
+OPENAI_PATH: Final = "/v1/"
+"""All of OpenAI's API lies under it."""
+
+
+def with_openai(jobs: Handler, openai: Callable[[], Handler]) -> Handler:
+    """The handler of both APIs. That of OpenAI's is made when its first request comes: its import takes 20 ms."""
+    made = cache(openai)
+
+    def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
+        return (made() if (event.get("path") or "").startswith(OPENAI_PATH) else jobs)(event, context)
+
+    return handle

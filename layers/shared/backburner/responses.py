@@ -20,8 +20,6 @@ from backburner.errors import ContentFiltered, InvalidRequest, Refusal, TooLarge
 from backburner.intake import parse_object, validated
 from backburner.models import Job, JobRequest, JobStatus, Lane, ModelInfo, Quota, WebhookRequest
 
-PATH: Final = "/v1/"
-"""All of this API lies under it: the SDK's `base_url` is the deployment's address and `v1`."""
 PAIRS_MAX = 16
 """Of metadata, with keys of 64 and values of 512 characters, as OpenAI has it."""
 LANES: Final = {"flex": Lane.BULK, "priority": Lane.INTERACTIVE}
