@@ -320,7 +320,8 @@ def test_a_body_of_many_parts_is_answered_soon(desk: Desk, body: str) -> None:
 
 TALK = [{"role": "user", "content": "a"}]
 FIELDS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-    ("unknown field", {"prompt": "a", "temperature": 1}, ("temperature",)),
+    ("unknown field", {"prompt": "a", "seed": 1}, ("seed",)),
+    ("a temperature for a model without", {"prompt": "a", "temperature": 1}, ("temperature",)),
     ("two unknown fields", {"prompt": "a", "top_p": 1, "n": 2}, ("top_p", "n")),
     ("blank prompt", {"prompt": " \n\t\u3000"}, ("prompt",)),
     ("empty prompt", {"prompt": ""}, ("prompt",)),
