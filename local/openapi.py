@@ -79,7 +79,16 @@ DELIVERY = obj(
     status={"enum": ["pending", "delivered", "given_up"]},
     tries=INTEGER,
     told_at=SECONDS,
+    given_up_at=SECONDS,
     last_error=TEXT,
+)
+NEVER_TOLD = obj(
+    ["target", "outcome", "tries"],
+    target=TEXT,
+    outcome={"const": "given_up"},
+    tries=INTEGER,
+    ended_at=SECONDS,
+    error=TEXT,
 )
 JOB = obj(
     SUMMARY_REQUIRED,
@@ -90,7 +99,7 @@ JOB = obj(
     usage=ref("Usage"),
     cost_usd=NUMBER,
     deliveries={"type": "array", "items": DELIVERY},
-    receipt={"type": "array", "items": RECEIPT_LINE},
+    receipt={"type": "array", "items": {"anyOf": [RECEIPT_LINE, NEVER_TOLD]}},
     result=obj(
         ["text", "finish_reason", "model", "provider"],
         text=TEXT,
