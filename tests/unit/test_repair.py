@@ -84,6 +84,30 @@ def test_a_backlog_is_hinted_again_ever_more_rarely() -> None:
     assert 3 <= len(house.hints.sent) <= 7
 
 
+def test_the_oldest_waiting_job_is_known_from_its_first_minute_on_and_until_it_is_taken() -> None:
+    """A job that is taken at once is never entered, so a lane without a backlog pays nothing to be watched."""
+    house = House()
+
+    def oldest() -> float:
+        house.repair.run_once()
+        seen: float = house.journal.named("lane_seen")[-2]["oldest_seconds"]  # interactive, standard, bulk
+        return seen
+
+    quick = house.accept()
+    assert house.job(quick.job_id).waiting_since is None
+    house.work()
+    assert oldest() == 0
+    slow = house.accept()
+    house.hints.sent.clear()
+    house.clock.advance(61)
+    assert oldest() == 61
+    house.clock.advance(600)
+    assert oldest() == 661
+    house.work()
+    assert house.job(slow.job_id).status is JobStatus.COMPLETED
+    assert oldest() == 0
+
+
 def test_two_repairers_at_once_send_one_hint() -> None:
     """Every step is a conditional write that one of the two loses."""
     house = House()

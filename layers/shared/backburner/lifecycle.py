@@ -419,6 +419,7 @@ class Lifecycle:
             job.job_id,
             Guard(_QUEUED, claims=job.claims, due_at=job.due_at, due_by=now),
             due_at=min(max(now, job.available_at) + patience(job, now), job.deadline_at),
+            waiting_since=job.began_at,
         )
         self.hint(row)
 

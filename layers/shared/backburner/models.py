@@ -646,7 +646,8 @@ class Job:
     attempts: claims that counted, in the current run (a redrive starts a new run).
     owner: random name of the request or claim that wrote last; tells one's own lost reply from another's success.
     available_at: not to be started before.
-    waiting_since: while it is queued, when this run began to wait: at acceptance, or at a redrive.
+    waiting_since: of a queued job that was put back, or overdue once: when this run began, at acceptance or redrive.
+    A job that is taken at once never gets it, and so costs no entry in the index of those that wait.
     due_at: when somebody must look again; while processing, it is the end of the lease. None: nothing left to do.
     deadline_at: not to be started after.
     attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.

@@ -187,7 +187,11 @@ def in_its_words(system_turns: int = 0) -> Iterator[None]:
 
 def parse(body: str) -> JobRequest:
     """The request in the body of `POST /v1/responses`. Raises InvalidRequest, naming each field that is wrong."""
-    given = parse_object(body, "body")
+    return job_request(parse_object(body, "body"))
+
+
+def job_request(given: Mapping[str, Any]) -> JobRequest:
+    """The request in these fields. Raises InvalidRequest, naming each field that is wrong."""
     wrong = [
         (name, f"not supported; {instead}")
         for name, (neutral, instead) in NOT_HERE.items()

@@ -248,7 +248,6 @@ class Submission:
             asked,
             status=JobStatus.COMPLETED,
             finished_at=asked.created_at,
-            waiting_since=None,
             result=Payload(canonical_json(result)),
             outbox=tuple(Notice(target) for target in asked.targets),
         )
@@ -428,7 +427,6 @@ class Submission:
             deadline_at=now + deadline_seconds * 1000,
             deadline_seconds=deadline_seconds,
             expires_at=now // 1000 + deadline_seconds + self.retention_seconds,
-            waiting_since=now,
             due_at=now + min(PATIENCE_MS, deadline_seconds * 1000),
             background=self.background if client.background is None else client.background,
             webhook=webhook,
