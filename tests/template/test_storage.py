@@ -1,6 +1,7 @@
 """Storage: nothing is lost with the stack, nothing is readable by others, and everything goes when its time is over."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -142,9 +143,9 @@ def _key(body: Mapping[str, Any]) -> list[str]:
 
 
 def written_row() -> dict[str, dict[str, Any]]:
-    """The row of a fresh job as the adapter sends it to DynamoDB."""
+    """The row of a job that waits as the adapter sends it to DynamoDB."""
     client, house = MagicMock(), House()
-    JobsTable(client, "table").add(house.accept(), house.clock.now())
+    JobsTable(client, "table").add(replace(house.accept(), waiting_since=1), house.clock.now())
     row: dict[str, dict[str, Any]] = client.put_item.call_args.kwargs["Item"]
     return row
 
