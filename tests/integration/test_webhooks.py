@@ -69,10 +69,12 @@ def test_an_answer_is_sent_signed_and_its_delivery_shown(
 
 def test_an_openai_style_webhook_is_taken_by_its_sdk(stack: Stack, provider: FakeProvider, receiver: Receiver) -> None:
     """It names the response, which is then retrieved; the SDK verifies it and knows its type."""
-    provider.script("river", Behaviour(text="The Danube"), Behaviour(text="cut", finish_reason="length"))
+    provider.script("river", Behaviour(text="The Danube"))
+    provider.script("poem", Behaviour(text="cut", finish_reason="length"))
     key = stack.client()
     webhook = {"url": receiver.url, "secret": SECRET, "style": "openai"}
-    ids = [stack.post(key, {"prompt": "Name a river.", "webhook": webhook}).json["job_id"] for _ in range(2)]
+    asked = ("Name a river.", "Write a poem.")
+    ids = [stack.post(key, {"prompt": prompt, "webhook": webhook}).json["job_id"] for prompt in asked]
     for _ in ids:
         stack.work()
         stack.tell()
