@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+) -->\n)?```sh\n(?P<commands>.*?)```", re.DOTALL)
 NOT_RUN_MAX = 5
 SECONDS_MAX = 60
+HERE = 'aws() { command aws --endpoint-url "$AWS_ENDPOINT_URL" "$@"; }'
+"""The CLI takes SQS's address from nowhere else."""
 OPS = "C0000OPS1"
 STACK_NAME = "backburner-local"
 
@@ -59,7 +62,7 @@ def shell(stack: Stack, fake: Fake) -> Iterator[dict[str, str]]:
     fake.script(mark, {"text": "an answer"})
     job_id = stack.submit(prompt=mark)["job_id"]
     stack.ended(job_id)
-    yield {
+    found = {
         "PATH": f"{ROOT / '.local' / 'bin'}:{os.environ['PATH']}",
         "HOME": os.environ.get("HOME", "/tmp"),
         "BACKBURNER_STACK_FILE": os.environ["BACKBURNER_STACK_FILE"],
@@ -73,7 +76,11 @@ def shell(stack: Stack, fake: Fake) -> Iterator[dict[str, str]]:
         "CLIENT": "runbook",
         "MODEL": "gpt-5.4",
         "NEW_KEY": "fake-openai-key",
+        "RESTORED": stack.outputs["JobsTableName"],
     }
+    looked_up = run('printf %s "$resources"', found)
+    assert looked_up.returncode == 0, looked_up.stderr
+    yield found | {"resources": looked_up.stdout}  # once for all commands
     for lane in ("bulk",):
         _resume(stack, lane)
 
@@ -90,7 +97,7 @@ def _resume(stack: Stack, lane: str) -> None:
 def run(commands: str, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run commands after those that all begin with."""
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f"{PREAMBLE.commands}\n{commands}"],
+        ["bash", "-euo", "pipefail", "-c", f"{HERE}\n{PREAMBLE.commands}\n{commands}"],
         env=shell,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -127,7 +134,7 @@ def test_a_runbooks_commands_do_what_they_say(block: Block, shell: dict[str, str
             message for message in ("job_accepted", "job_claimed", "call_ended", "job_ended") if message in done.stdout
         ]
         assert told == ["job_accepted", "job_claimed", "call_ended", "job_ended"], done.stdout
-    assert done.stdout.strip(), "nothing is shown"
+    assert done.stdout.strip() or "purge-queue" in block.commands, "nothing is shown"
 
 
 # ── Alarms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,14 +151,10 @@ def test_every_alarm_is_told_in_the_operators_channel_with_its_heading(stack: St
     }
     assert len(described["CompositeAlarms"]) == 2
     assert len(meanings) > 30
-    # One a process of the alerts function would take a minute; the last to arrive are waited for together.
-    for name in meanings:
-        cloudwatch.set_alarm_state(AlarmName=name, StateValue="ALARM", StateReason="tried out")
 
-    def untold() -> list[str]:
-        said = "\n".join(message["markdown"] for message in ops.messages())
-        return [name for name, meaning in meanings.items() if meaning not in said]
+    def told(*texts: str) -> bool:
+        return any(all(text in message["markdown"] for text in texts) for message in ops.messages())
 
-    until(lambda: not untold(), 60, lambda: f"not told: {untold()}")
-    for name in meanings:
-        cloudwatch.set_alarm_state(AlarmName=name, StateValue="OK", StateReason="tried out")
+    for name, meaning in meanings.items():  # one after the other: all at once, each would start a process of its own
+        cloudwatch.set_alarm_state(AlarmName=name, StateValue="ALARM", StateReason=f"tried out: {name}.")
+        until(partial(told, meaning, f"tried out: {name}."), 30, f"not told: {name}".format)
