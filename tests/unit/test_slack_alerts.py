@@ -93,9 +93,9 @@ def slack() -> Iterator[FakeSlack]:
         yield server
 
 
-def alerts(slack: FakeSlack, channel: str = OPS) -> SlackAlerts:
+def alerts(slack: FakeSlack, channel: str = OPS, *, slept: list[float] | None = None) -> SlackAlerts:
     api = SlackApi(lambda: slack.token, lambda _: False, base_url=slack.base_url)
-    return SlackAlerts(api, channel, "", MemoryJournal())
+    return SlackAlerts(api, channel, "", MemoryJournal(), sleep=([] if slept is None else slept).append)
 
 
 def event(*messages: str) -> dict[str, Any]:
@@ -113,9 +113,27 @@ def test_each_notification_is_a_message_in_the_operators_channel(slack: FakeSlac
     assert len(slack.answers(OPS)) == 3
 
 
+def test_a_burst_of_alarms_is_told_at_slacks_pace(slack: FakeSlack) -> None:
+    """One message a second: the others wait for their turn, in this invocation, and none is lost."""
+    slack.script("chat.postMessage", *[{"status": 429, "headers": {"Retry-After": "1"}}] * 3)
+    slept: list[float] = []
+    alerts(slack, slept=slept).handle(event("one", "two"), None)
+    assert slack.answers(OPS) == ["one", "two"]
+    assert slept == [1.0] * 3
+
+
+def test_no_alarm_waits_beyond_its_functions_time(slack: FakeSlack) -> None:
+    """It is left to the next try."""
+    slack.script("chat.postMessage", *[{"status": 429, "headers": {"Retry-After": "15"}}] * 3)
+    slept: list[float] = []
+    with pytest.raises(Untold):
+        alerts(slack, slept=slept).handle(event("one"), None)
+    assert slept == [15.0, 15.0]
+
+
 def test_what_passes_is_left_to_lambdas_own_tries(slack: FakeSlack) -> None:
     """The invocation fails, so it comes again; what is final is noted and ends."""
-    slack.script("chat.postMessage", {"status": 429, "headers": {"Retry-After": "1"}}, {"error": "channel_not_found"})
+    slack.script("chat.postMessage", {"status": 429, "headers": {"Retry-After": "60"}}, {"error": "channel_not_found"})
     with pytest.raises(Untold):
         alerts(slack).handle(event("one"), None)
     told = alerts(slack)

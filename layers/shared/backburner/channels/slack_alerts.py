@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,6 +17,9 @@ from backburner.slack_text import escaped_plainly
 
 TEXT_CHARACTERS_MAX: Final = 500
 """Of a text from outside; each line is a section of its own, and with its escapes it fits into one."""
+PATIENCE_SECONDS: Final = 40.0
+"""What is put off is tried again for so long, within the function's minute: alarms come in bursts, Slack takes one
+message a second in a channel, and a burst would use up both of Lambda's own further tries."""
 SIGNS: Final[Mapping[str, str]] = {"ALARM": ":red_circle: *Alarm:*", "OK": ":large_green_circle: *Over:*"}
 _DATAPOINT = re.compile(r"\[(-?[0-9][0-9.eE+-]*) \(")
 _HEADING = re.compile(r"\s*Runbook: (?P<heading>[^.]+)\.?\s*$")
@@ -30,6 +34,7 @@ class SlackAlerts:
     channel: str
     runbook_url: str
     journal: Journal
+    sleep: Callable[[float], None] = time.sleep
 
     def handle(self, event: Mapping[str, Any], _context: Any) -> dict[str, Any]:
         """Post each notification of an SNS event. Raises Untold for what another try may mend: Lambda makes two."""
@@ -37,13 +42,27 @@ class SlackAlerts:
             text = alert_text(str(record.get("Sns", {}).get("Message") or ""), self.runbook_url)
             lines = [{"type": "section", "text": {"type": "mrkdwn", "text": line}} for line in text.split("\n")]
             try:
-                self.api.call("chat.postMessage", channel=self.channel, text=text, blocks=lines, unfurl_links=False)
+                self._post(text, lines)
                 self.journal.note("alert_told")
             except Untold as error:
                 self.journal.note("alert_untold", reason=error.message, again=error.again)
                 if error.again:
                     raise
         return {}
+
+    def _post(self, text: str, blocks: list[dict[str, Any]]) -> None:
+        """Post, if need be when Slack says that it will take it. Raises Untold."""
+        waited = 0.0
+        while True:
+            try:
+                self.api.call("chat.postMessage", channel=self.channel, text=text, blocks=blocks, unfurl_links=False)
+                return
+            except Untold as error:
+                pause = error.retry_after_seconds
+                if not error.again or pause is None or waited + pause > PATIENCE_SECONDS:
+                    raise
+            self.sleep(pause)
+            waited += pause
 
 
 def alert_text(message: str, runbook_url: str) -> str:
