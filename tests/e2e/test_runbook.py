@@ -78,6 +78,7 @@ def shell(stack: Stack, fake: Fake) -> Iterator[dict[str, str]]:
         "CLIENT": "runbook",
         "MODEL": "gpt-5.4",
         "NEW_KEY": "fake-openai-key",
+        "PATIENCE": "5s",
         "RESTORED": stack.outputs["JobsTableName"],
     }
     looked_up = run('printf %s "$resources"', found)
