@@ -259,18 +259,23 @@ class Scene:
         """An ended job of whose target no message tells: by the worker of a probe, its last message is lost."""
         job_id = self.with_a_target(self.parked())
         queue = self.stack.outputs["NotificationsQueueUrl"]
-        sources = self.stack.aws("lambda").list_event_source_mappings(
-            FunctionName=_function_name(self.stack, "notifier")
-        )
-        (uuid_,) = [source["UUID"] for source in sources["EventSourceMappings"]]
-        self.stack.aws("lambda").update_event_source_mapping(UUID=uuid_, Enabled=False)
-        try:
+        with self.without_notifier():
             assert self.stack.http().delete(f"/jobs/{job_id}").status_code == 200
             self.stack.aws("sqs").purge_queue(QueueUrl=queue)
-        finally:
-            self.stack.aws("lambda").update_event_source_mapping(UUID=uuid_, Enabled=True)
         assert self.tries(job_id) == 0
         return job_id
+
+    @contextmanager
+    def without_notifier(self) -> Iterator[None]:
+        """Nobody takes messages from the notifications queue."""
+        functions = self.stack.aws("lambda")
+        sources = functions.list_event_source_mappings(FunctionName=_function_name(self.stack, "notifier"))
+        (uuid_,) = [source["UUID"] for source in sources["EventSourceMappings"]]
+        functions.update_event_source_mapping(UUID=uuid_, Enabled=False)
+        try:
+            yield
+        finally:
+            functions.update_event_source_mapping(UUID=uuid_, Enabled=True)
 
     def tell(self, job_id: str, tries: int = 0) -> bool:
         """Give a notifier a message, and wait; whether it did what was to be done, so that the message is deleted."""
@@ -991,21 +996,16 @@ def a_gone_listener_is_removed_while_an_answer_is_written(scene: Scene) -> None:
 
 def a_listener_told_by_the_worker_follows_no_more(scene: Scene) -> None:
     """Its connection goes on counting the job while the worker may not write there; then it does not."""
-    with connection(scene.stack) as socket:
-        with scene.lacking():
-            # Of three, since the notifier, which may, is sometimes the first to tell.
-            assert any(_is_counted_when_told(scene, socket, number) for number in range(3))
-        assert not _is_counted_when_told(scene, socket, 3)
-
-
-def _is_counted_when_told(scene: Scene, socket: Any, number: int) -> bool:
-    prompt = f"{scene.mark} {number}"
-    scene.fake.script(prompt, {"text": "well", "latency_seconds": 2})
-    job_id = scene.stack.submit(prompt=prompt, stream=True)["job_id"]
-    ask(socket, action="subscribe", job_id=job_id)
-    assert read(socket, is_end)["job"]["status"] == "completed"
-    until(lambda: scene.telling(job_id)["status"] == "delivered", 20, lambda: str(scene.stack.job(job_id)))
-    return scene.is_counted(job_id)
+    with connection(scene.stack) as socket, scene.without_notifier():
+        for lacking in (True, False):
+            prompt = f"{scene.mark} {lacking}"
+            scene.fake.script(prompt, {"text": "well", "latency_seconds": 3})
+            with scene.lacking() if lacking else nullcontext():
+                job_id = scene.stack.submit(prompt=prompt, stream=True)["job_id"]
+                ask(socket, action="subscribe", job_id=job_id)
+                assert read(socket, is_end)["job"]["status"] == "completed"
+                time.sleep(1)  # to note that it was told
+                assert scene.is_counted(job_id) is lacking
 
 
 def the_end_is_told_to_listeners(scene: Scene) -> None:
