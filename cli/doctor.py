@@ -1,4 +1,4 @@
-"""What is wrong with a deployment's set-up, found by trying it."""
+"""`backburner doctor`: what is wrong with a deployment's set-up, found by trying it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 from slack_sdk.signature import SignatureVerifier
+
+from cli.deployment import Deployment, Profile, StackName
+from cli.screen import AsJson, show, table
+from cli.secrets import read_secret
 
 MANIFEST = Path(__file__).parents[1] / "docs" / "slack-manifest.yaml"
 SECONDS = 15
@@ -97,3 +102,15 @@ def _token(token: str, slack_url: str) -> list[Finding]:
     else:
         detail = "as docs/slack-manifest.yaml has them" + (f", and more: {', '.join(more)}" if more else "")
     return [*found, Finding("Slack's scopes", not missing, detail)]
+
+
+def doctor(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+    """Try out how a deployment is set up, and say what is wrong. Ends with 1 if anything is."""
+    at = Deployment.find(stack, profile)
+    findings = check_slack(read_secret(at), at.outputs["ApiUrl"], at.parameters.get("SlackApiBaseUrl", ""))
+    grid = table("", "what", "")
+    for finding in findings:
+        grid.add_row({True: "ok", False: "WRONG", None: "-"}[finding.ok], finding.what, finding.detail)
+    show(findings, grid, as_json=as_json)
+    if any(finding.ok is False for finding in findings):
+        raise typer.Exit(1)

@@ -1,16 +1,20 @@
-"""Providers' limits: what stands in the limits table, and changing it while jobs run."""
+"""`backburner limits`: the providers' limits as the Limits table has them, and changing them while jobs run."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from backburner.adapters.limits import LimitsTable
 from backburner.limits import limit_of
 from backburner.models import DIMENSIONS, EpochMs, Gauge, Limits, ModelInfo
 from backburner.ports import Stale
 from backburner.pricing import PriceList
+from cli.deployment import Deployment, Profile, StackName
+from cli.screen import AsJson, Refused, show, table
 
 PREFIX = "model#"
 TRIES = 10
@@ -59,26 +63,26 @@ def state(gauge: Gauge, now: EpochMs) -> str:
     return ", ".join(words)
 
 
-def gauges(client: Any, table: str) -> dict[str, Gauge]:
+def gauges(client: Any, limits_table: str) -> dict[str, Gauge]:
     """The rows of all models that have been called or configured, by model. client: a low-level DynamoDB client."""
-    store = LimitsTable(client, table)
-    pages = client.get_paginator("scan").paginate(TableName=table, ProjectionExpression="limit_id")
+    store = LimitsTable(client, limits_table)
+    pages = client.get_paginator("scan").paginate(TableName=limits_table, ProjectionExpression="limit_id")
     names = sorted(item["limit_id"]["S"] for page in pages for item in page["Items"])
     found = {name.removeprefix(PREFIX): store.read(name) for name in names if name.startswith(PREFIX)}
     return {model: gauge for model, gauge in found.items() if gauge is not None}
 
 
-def change(client: Any, table: str, model: str, limits: dict[str, int | None], burst_ms: int | None) -> Gauge:
+def change(client: Any, limits_table: str, model: str, limits: dict[str, int | None], burst_ms: int | None) -> Gauge:
     """Set an operator's limits of a model; None takes one back. In force from the model's next call.
 
-    client: a low-level DynamoDB client. Raises ValueError for a model that the shipped catalogue lacks and that has no
+    client: a low-level DynamoDB client. Raises Refused for a model that the shipped catalogue lacks and that has no
     row, since it is probably misspelt.
     """
-    store = LimitsTable(client, table)
+    store = LimitsTable(client, limits_table)
     name = f"{PREFIX}{model}"
     current = store.read(name)
     if current is None and PriceList.load().find(model) is None:
-        raise ValueError(f"no model {model!r} in the catalogue, and none of that name has been called yet")
+        raise Refused(f"no model {model!r} in the catalogue, and none of that name has been called yet")
     for _ in range(TRIES):
         old = current or Gauge(name)
         new = replace(
@@ -91,4 +95,55 @@ def change(client: Any, table: str, model: str, limits: dict[str, int | None], b
             return store.replace(current, new)
         except Stale as stale:
             current = stale.current
-    raise RuntimeError("the row changes faster than it can be written; try again")
+    raise Refused("the row changes faster than it can be written; try again")
+
+
+# ── Commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+app = typer.Typer(no_args_is_help=True, help="The providers' limits, changed while jobs run.")
+PerMinute = Annotated[int | None, typer.Option(min=0, help="Per minute; 0 takes it back.", show_default=False)]
+
+
+def _unknown(name: str) -> ModelInfo:
+    """A model of the deployment's own catalogue, of which only its row is known here."""
+    return ModelInfo(name, "", 0, 0, 0, 0, 0, 0)
+
+
+@app.command("show")
+def show_limits(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+    """Show each model's limits per minute, where they come from, and what holds it up now."""
+    at = Deployment.find(stack, profile)
+    rows = gauges(at.client("dynamodb"), at.outputs["LimitsTableName"])
+    catalogue, now = PriceList.load(at.parameters.get("ExtraModels", "")), time.time_ns() // 1_000_000
+    models = [catalogue.find(name) or _unknown(name) for name in sorted({*catalogue.names(), *rows})]
+    lines = [line for model in models for line in shown(model, rows.get(model.name, Gauge(model.name)))]
+    states = {name: state(row, now) for name, row in rows.items()}
+    grid = table("model", "per minute", "#catalogue", "#operator", "#provider says", "#in force")
+    for line in lines:
+        cells = (line.catalogue, line.operator, line.provider, line.in_force)
+        grid.add_row(line.model, line.dimension.replace("_", " "), *(f"{c:,.0f}" if c else "" for c in cells))
+    said = [f"{name}: {text or 'nothing reserved'}" for name, text in states.items()]
+    show({"limits": lines, "state": states}, grid, *said, as_json=as_json)
+
+
+@app.command("set")
+def set_limits(
+    model: Annotated[str, typer.Argument(help="As in the catalogue.")],
+    requests: PerMinute = None,
+    tokens: PerMinute = None,
+    input_tokens: PerMinute = None,
+    output_tokens: PerMinute = None,
+    burst_ms: Annotated[int | None, typer.Option(min=0, max=60_000, help="How far calls may bunch together.")] = None,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set a model's limits, in force from its next call. `tokens` is input and output together, as OpenAI counts."""
+    given = {"requests": requests, "tokens": tokens, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    wanted = {name: value or None for name, value in given.items() if value is not None}
+    if not wanted and burst_ms is None:
+        raise Refused("Say what to set, such as --requests 500.")
+    at = Deployment.find(stack, profile)
+    gauge = change(at.client("dynamodb"), at.outputs["LimitsTableName"], model, wanted, burst_ms)
+    now = {"model": model, "operator": gauge.limits, "burst_ms": gauge.burst_ms}
+    show(now, f"{model}: set. `backburner limits show` tells what is in force.", as_json=as_json)

@@ -156,7 +156,7 @@ def test_the_operator_sets_a_clients_limits_while_it_works(stack: Stack, mark: s
 
     def run(*arguments: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-m", "cli", "clients", "limit", client_id, "--stack", STACK_NAME, "--json", *arguments],
+            [sys.executable, "-m", "cli", "clients", "limits", client_id, "--stack", STACK_NAME, "--json", *arguments],
             env={
                 **os.environ,
                 "AWS_ENDPOINT_URL": stack.endpoint_url,

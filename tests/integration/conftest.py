@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +14,11 @@ import boto3
 import pytest
 from moto import mock_aws
 from moto.dynamodb.responses import DynamoHandler
+from typer.testing import CliRunner
 
+from cli.__main__ import app
 from tests.fakes.provider import Config, FakeProvider
-from tests.integration.deployed import CREDENTIALS, Deployed, deploy, resources
+from tests.integration.deployed import CREDENTIALS, STACK, Deployed, deploy, resources
 from tests.integration.roads import close_all
 
 FOREIGN = ("AWS_", "OPENAI_", "ANTHROPIC_")
@@ -86,3 +91,47 @@ def empty(stack: Deployed) -> None:
         boto3.client("sqs").purge_queue(QueueUrl=stack.names[name])
     for name in resources("AWS::S3::Bucket"):
         boto3.resource("s3").Bucket(stack.names[name]).objects.all().delete()
+
+
+FUNCTIONS = ("StatusFunction", "WorkerFunction")
+"""Those that the operator's tool looks at."""
+
+
+@pytest.fixture(scope="session")
+def _functions(_stack: Deployed) -> None:
+    """The functions as the tool sees them, with the worker's pollers; no code of theirs is run."""
+    policy = json.dumps({"Version": "2012-10-17", "Statement": []})
+    role = boto3.client("iam").create_role(RoleName="any", AssumeRolePolicyDocument=policy)["Role"]["Arn"]
+    code = io.BytesIO()
+    with zipfile.ZipFile(code, "w") as archive:
+        archive.writestr("app.py", "")
+    for name in FUNCTIONS:
+        boto3.client("lambda").create_function(
+            FunctionName=name,
+            Runtime="python3.13",
+            Handler="app.handler",
+            Role=role,
+            Code={"ZipFile": code.getvalue()},
+            Environment={"Variables": dict(_stack.environments[name])},
+        )
+    for lane in ("Interactive", "Standard", "Bulk"):
+        queue = boto3.client("sqs").get_queue_attributes(
+            QueueUrl=_stack.names[f"{lane}Queue"], AttributeNames=["QueueArn"]
+        )
+        boto3.client("lambda").create_event_source_mapping(
+            FunctionName="WorkerFunction",
+            EventSourceArn=queue["Attributes"]["QueueArn"],
+            BatchSize=10,
+            ScalingConfig={"MaximumConcurrency": 2},
+        )
+
+
+@pytest.fixture
+def tool(deployed: Deployed, _functions: None) -> Callable[..., Any]:
+    """`backburner` with its arguments, on the stack; the result as Typer's runner gives it."""
+
+    def run(*arguments: str, input: str | None = None, stack: str = STACK) -> Any:  # noqa: A002  the runner's word
+        runner = CliRunner(env={"BACKBURNER_STACK_NAME": stack})
+        return runner.invoke(app, arguments, input=input, catch_exceptions=False)
+
+    return run

@@ -101,6 +101,8 @@ def deploy(**parameters: str) -> Deployed:
             variables.append((function, variable))
     stateful = resources(*STATEFUL)
     outputs |= {f"Name{name}": {"Value": {"Ref": name}} for name in stateful}
+    elsewhere = {name: name for name in template()["Resources"] if name not in stateful} | known
+    outputs |= {name: {"Value": _with_refs(body["Value"], elsewhere)} for name, body in template()["Outputs"].items()}
     reduced = {
         **{part: template()[part] for part in ("AWSTemplateFormatVersion", "Parameters", "Mappings")},
         "Resources": stateful,

@@ -107,7 +107,7 @@ def test_slk_13_an_event_is_acknowledged_only_when_its_hint_is_sent(
 
 
 def test_the_limits_of_all_people_together_are_set_while_they_ask(stack: Stack, slack: FakeSlack) -> None:
-    """By `backburner clients limit slack`; who comes too late is told so."""
+    """By `backburner clients limits slack`; who comes too late is told so."""
     table = boto3.resource("dynamodb").Table(stack.deployed.names["ClientsTable"])
     wanted: dict[str, int | None] = {"requests_per_minute": 1}
     assert limit_client(table, "slack", wanted) == ClientLimits(requests_per_minute=1)

@@ -11,12 +11,10 @@ import openai
 import pytest
 from standardwebhooks import Webhook as Verifier
 from standardwebhooks import WebhookVerificationError
-from typer.testing import CliRunner
 
 from backburner import bootstrap
 from backburner.adapters.dynamodb import ClientsTable
-from cli.__main__ import app
-from cli.webhooks import rotate
+from cli.clients import rotate_webhook_secret
 from tests.fakes.provider import Behaviour, FakeProvider, openai_error
 from tests.fakes.receiver import Receiver, Step
 from tests.integration.deployed import Deployed
@@ -163,9 +161,9 @@ def test_a_clients_own_secret_signs_and_while_it_is_replaced_both_do(
     refused = stack.post(key, asked)
     assert (refused.status, refused.json["errors"][0]["field"]) == (400, "webhook.secret")
     table = ClientsTable(boto3.client("dynamodb"), stack.deployed.names["ClientsTable"])
-    first = rotate(table, seals(stack.deployed), "alice", now=0, grace_ms=10**15)
+    first = rotate_webhook_secret(table, seals(stack.deployed), "alice", now=0, grace_ms=10**15)
     stack.post(key, asked)
-    second = rotate(table, seals(stack.deployed), "alice", now=1, grace_ms=10**15)
+    second = rotate_webhook_secret(table, seals(stack.deployed), "alice", now=1, grace_ms=10**15)
     stack.post(key, asked)
     stack.work()
     assert stack.tell() == 2
@@ -220,23 +218,6 @@ def test_a_stack_for_production_sends_nothing_to_its_own_machine(deployed: Deplo
 
 
 # ── By hand ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def tool(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`backburner` with its arguments, on this stack."""
-    names = stack.deployed.names
-    found = {
-        "ClientsTableName": names["ClientsTable"],
-        "JobsTableName": names["JobsTable"],
-        "LimitsTableName": names["LimitsTable"],
-        "WebhookKeySecretArn": names["WebhookKeySecret"],
-        "StandardQueueUrl": names["StandardQueue"],
-        "DeadLetterQueueUrl": names["DeadLetterQueue"],
-        "NotificationsQueueUrl": names["NotificationsQueue"],
-    }
-    monkeypatch.setattr("cli.__main__.outputs", lambda _session, _stack: found)
-    return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
 def test_the_tool_makes_a_secret_and_prints_it_once(stack: Stack, tool: Any, receiver: Receiver) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backburner.lifecycle import Lifecycle
     from backburner.models import Client, Job
     from backburner.observability import Logbook
-    from backburner.ports import Channel, Conversations, Deltas, Limiter, Provider, Sockets
+    from backburner.ports import Channel, Conversations, Deltas, Journal, Limiter, Provider, Sockets
     from backburner.settings import (
         Common,
         EndpointSettings,
@@ -99,8 +99,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
-    """The life cycle over the AWS adapters."""
+def _lifecycle(settings: Common, aws: Callable[[str], Any], journal: Journal | None = None) -> Lifecycle:
+    """The life cycle over the AWS adapters; the journal is the log unless another is given."""
     from backburner.adapters.dynamodb import JobsTable
     from backburner.adapters.sqs import DeadLetters, LaneQueues, NoticesQueue
     from backburner.adapters.tallies import TalliesTable
@@ -113,7 +113,7 @@ def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
         notices=NoticesQueue(aws("sqs"), settings.notifications_queue_url),
         clock=SystemClock(),
         chance=SystemChance(),
-        journal=_logbook(settings),
+        journal=journal or _logbook(settings),
         tallies=TalliesTable(aws("dynamodb"), settings.limits_table, settings.jobs_table),
         attempts_max=settings.max_attempts,
         retention_seconds=settings.retention_days * 86_400,
@@ -121,7 +121,7 @@ def _lifecycle(settings: Common, aws: Callable[[str], Any]) -> Lifecycle:
     )
 
 
-def _payloads(settings: Common) -> Any:
+def _payloads(settings: Common, aws: Callable[[str], Any] | None = None) -> Any:
     """The payloads bucket; its client is made when a large payload first needs it."""
     from backburner.adapters.s3 import PayloadsBucket
 
@@ -129,7 +129,7 @@ def _payloads(settings: Common) -> Any:
     def s3() -> Any:
         from backburner.adapters.aws import client
 
-        return client("s3", connect_seconds=1, read_seconds=2, tries=2)
+        return client("s3", connect_seconds=1, read_seconds=2, tries=2) if aws is None else aws("s3")
 
     return PayloadsBucket(s3, settings.payloads_bucket)
 
@@ -159,7 +159,9 @@ def _limiter(settings: Common, lifecycle: Lifecycle, aws: Callable[[str], Any]) 
     return SlotLimiter(store, lifecycle.clock, lifecycle.chance, lifecycle.journal)
 
 
-def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submission:
+def _submission(
+    settings: EndpointSettings, aws: Callable[[str], Any], lifecycle: Lifecycle | None = None, payloads: Any = None
+) -> Submission:
     from backburner.adapters.dynamodb import ClientsTable
     from backburner.adapters.sqs import LaneDepths
     from backburner.budgets import Budgets
@@ -171,7 +173,7 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
     if isinstance(settings, IngestSettings):
         clients = ClientsTable(aws("dynamodb"), settings.clients_table)
         webhooks = Webhooks(_receivers(settings), _seals(settings, aws), clients)
-    lifecycle = _lifecycle(settings, aws)
+    lifecycle = lifecycle or _lifecycle(settings, aws)
     more: dict[str, Any] = {}
     if isinstance(settings, SlackSettings):
         more = {"limiter": _limiter(settings, lifecycle, aws)}
@@ -186,7 +188,7 @@ def _submission(settings: EndpointSettings, aws: Callable[[str], Any]) -> Submis
         }
     return Submission(
         store=lifecycle.store,
-        payloads=_payloads(settings),
+        payloads=payloads or _payloads(settings),
         lifecycle=lifecycle,
         catalogue=PriceList.load(settings.extra_models),
         clock=lifecycle.clock,
@@ -327,7 +329,7 @@ def slack() -> Handler:
 
 
 def _slack_client(settings: EndpointSettings, aws: Callable[[str], Any]) -> Callable[[], Client]:
-    """The client that all people in Slack are, with the limits that `backburner clients limit slack` gave it."""
+    """The client that all people in Slack are, with the limits that `backburner clients limits slack` gave it."""
     from cachetools import TTLCache
 
     from backburner.adapters.dynamodb import ClientsTable
@@ -609,3 +611,11 @@ def repair() -> Handler:
         return {"seen": repairer.run_once()}
 
     return handle
+
+
+def operator(environment: Mapping[str, str], aws: Callable[[str], Any], journal: Journal) -> Submission:
+    """The core with an operator's rights. environment: the deployed status function's; aws: the operator's clients."""
+    from backburner.settings import StatusSettings
+
+    settings = StatusSettings.from_environment(environment)
+    return _submission(settings, aws, _lifecycle(settings, aws, journal), _payloads(settings, aws))

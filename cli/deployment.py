@@ -1,0 +1,97 @@
+"""Which deployed stack a command is about, and how to reach it.
+
+Without `--stack` and `--profile` that is the local stack if one is running, else the stack `backburner` on AWS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import boto3
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cli.screen import Refused
+
+StackName = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        help="The CloudFormation stack; left out: the running local one, else `backburner`.",
+        envvar="BACKBURNER_STACK_NAME",
+        show_default=False,
+    ),
+]
+Profile = Annotated[str | None, typer.Option("--profile", help="The AWS profile.", show_default=False)]
+
+DEFAULT = "backburner"
+
+
+class Deployment:
+    """A deployed stack, as its operator reaches it. `local` is the local stack's stack.json."""
+
+    def __init__(self, name: str, session: boto3.Session, local: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.session = session
+        self.local = local
+        self._clients: dict[str, Any] = {}
+
+    @classmethod
+    def find(cls, stack: str | None, profile: str | None) -> Deployment:
+        """The stack that the options name."""
+        local = None if profile else _running_locally()
+        if local is not None and stack in (None, local["stack_name"]):
+            from local.emulator import session
+
+            return cls(local["stack_name"], session(), local)
+        return cls(stack or DEFAULT, boto3.Session(profile_name=profile))
+
+    def client(self, service: str) -> Any:
+        """A client of an AWS service, made once."""
+        if service not in self._clients:
+            endpoint_url = None if self.local is None else self.local["endpoint_url"]
+            self._clients[service] = self.session.client(service, endpoint_url=endpoint_url)  # type: ignore[call-overload]
+        return self._clients[service]
+
+    @cached_property
+    def _described(self) -> Mapping[str, Any]:
+        try:
+            (described,) = self.client("cloudformation").describe_stacks(StackName=self.name)["Stacks"]
+        except (BotoCoreError, ClientError) as error:
+            raise Refused(f"There is no stack {self.name!r} to be seen: {error}") from error
+        return dict(described)
+
+    @cached_property
+    def outputs(self) -> Mapping[str, str]:
+        """The stack's outputs. Raises Refused if there is no such stack."""
+        found = {entry["OutputKey"]: entry["OutputValue"] for entry in self._described.get("Outputs", [])}
+        if self.local is not None:
+            found["ApiUrl"] = self.local["api_url"]  # its output names an address on AWS
+        return found
+
+    @cached_property
+    def parameters(self) -> Mapping[str, str]:
+        """What the stack was deployed with. Raises Refused if there is no such stack."""
+        return {entry["ParameterKey"]: entry["ParameterValue"] for entry in self._described.get("Parameters", [])}
+
+    def table(self, output: str) -> Any:
+        """The boto3 Table that an output names."""
+        endpoint_url = None if self.local is None else self.local["endpoint_url"]
+        return self.session.resource("dynamodb", endpoint_url=endpoint_url).Table(self.outputs[output])
+
+
+def _running_locally() -> Mapping[str, Any] | None:
+    """stack.json of the local stack, if that runs."""
+    from local.screen import LocalError
+    from local.stack import running_stack
+    from local.state import State, current_state
+
+    named = os.environ.get("BACKBURNER_STACK_FILE")
+    try:
+        return running_stack(State(Path(named).parent) if named else current_state())
+    except LocalError:
+        return None

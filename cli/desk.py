@@ -1,0 +1,22 @@
+"""The core of a deployed stack with its operator's rights: set up as its functions are, over the operator's session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backburner import bootstrap
+from backburner.submission import Submission
+from cli.deployment import Deployment
+
+
+class _Silence:
+    """A journal that nobody reads: the tool says itself what it has done."""
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Say nothing."""
+
+
+def desk_of(at: Deployment) -> Submission:
+    """The core, with the settings that the deployed functions have."""
+    deployed = at.client("lambda").get_function_configuration(FunctionName=at.outputs["StatusFunctionName"])
+    return bootstrap.operator(deployed["Environment"]["Variables"], at.client, _Silence())

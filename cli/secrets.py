@@ -1,0 +1,55 @@
+"""`backburner secrets`: the keys of providers and of Slack, which lie in one secret."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from cli.deployment import Deployment, Profile, StackName
+from cli.screen import AsJson, Refused, show
+
+app = typer.Typer(no_args_is_help=True, help="Keys of providers and of Slack.")
+
+NAMES = ("openai_api_key", "anthropic_api_key", "slack_signing_secret", "slack_bot_token")
+"""What the secret holds, as template.yaml makes it."""
+
+
+def read_secret(at: Deployment) -> dict[str, str]:
+    """The deployment's keys by name. Raises Refused if the secret is not a JSON object."""
+    text = at.client("secretsmanager").get_secret_value(SecretId=at.outputs["ProviderSecretArn"])["SecretString"]
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(
+            "The deployment's secret is not a JSON object; see ProviderSecret in template.yaml for its shape."
+        )
+    return {str(name): str(value) for name, value in found.items()}
+
+
+@app.command("set")
+def set_(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set one of the deployment's keys; the others stay. It is asked for without echo, or read from stdin.
+
+    Functions take the new key as soon as the old one is refused, and at their next start.
+    """
+    if name not in NAMES:
+        raise Refused(f"There is no key {name!r}; there are: {', '.join(NAMES)}.")
+    at = Deployment.find(stack, profile)
+    secret = read_secret(at)
+    value = (typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read()).strip()
+    if not value or not value.isascii() or any(character.isspace() for character in value):
+        raise Refused("That is no key: it is empty, or holds spaces or characters that no key has.")
+    at.client("secretsmanager").put_secret_value(
+        SecretId=at.outputs["ProviderSecretArn"], SecretString=json.dumps({**secret, name: value})
+    )
+    show({"set": name}, f"{name}: set. `backburner doctor` tries it out.", as_json=as_json)
