@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from backburner import bootstrap
+from backburner.lifecycle import Lifecycle
+from backburner.redrive import Redrive
 from backburner.submission import Submission
 from cli.deployment import Deployment
 
@@ -16,7 +19,20 @@ class _Silence:
         """Say nothing."""
 
 
-def desk_of(at: Deployment) -> Submission:
+@dataclass(frozen=True)
+class Desk:
+    """What an operator works with."""
+
+    submission: Submission
+    redrive: Redrive
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """The verbs over rows."""
+        return self.submission.lifecycle
+
+
+def desk_of(at: Deployment) -> Desk:
     """The core, with the settings that the deployed functions have."""
     deployed = at.client("lambda").get_function_configuration(FunctionName=at.outputs["StatusFunctionName"])
-    return bootstrap.operator(deployed["Environment"]["Variables"], at.client, _Silence())
+    return Desk(*bootstrap.operator(deployed["Environment"]["Variables"], at.client, _Silence()))

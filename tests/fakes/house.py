@@ -15,6 +15,7 @@ from backburner.limits import SlotLimiter
 from backburner.models import Client, Hint, Job, JobRequest, Lane, SlackOrigin, Trail
 from backburner.ports import Channel, Provider
 from backburner.pricing import cost_micro_usd
+from backburner.redrive import Redrive
 from backburner.repair import Repair
 from backburner.submission import Submission, Webhooks
 from tests.fakes.memory import (
@@ -136,6 +137,14 @@ class House:
             clock=self.clock,
             chance=self.chance,
             journal=self.journal,
+        )
+        self.redrive = Redrive(
+            store=self.store,
+            payloads=self.payloads,
+            lifecycle=self.lifecycle,
+            dead_letters=self.dead_letters,
+            clock=self.clock,
+            check=self.submission.check,
         )
         self.repair = Repair(
             store=self.store,

@@ -141,6 +141,7 @@ class MemoryStore:
                 guard.unexpired_at is None or row.expires_at > guard.unexpired_at // 1000,
                 guard.outbox is None or row.outbox == guard.outbox,
                 guard.targets is None or row.targets == guard.targets,
+                not guard.undiscarded or row.discarded_at is None,
             )
         )
 
@@ -364,18 +365,28 @@ class MemoryDeadLetters:
 
     def __init__(self) -> None:
         self.letters: list[DeadLetter] = []
+        self._in_hand: set[str] = set()
         self._count = 0
 
     def bury(self, body: str | Hint, *, reason: str, detail: str, lane: Lane, client_id: str | None) -> None:
-        self._put(body if isinstance(body, str) else "", reason, body if isinstance(body, Hint) else None)
+        self._put(body if isinstance(body, str) else "", reason, body if isinstance(body, Hint) else None, detail)
 
     def redrive_policy_moves(self, hint: Hint | None, body: str = "") -> None:
         """What SQS does with a message received too often."""
         self._put(body, None, hint)
 
-    def _put(self, body: str, reason: str | None, hint: Hint | None) -> None:
+    def _put(self, body: str, reason: str | None, hint: Hint | None, detail: str = "") -> None:
         self._count += 1
-        self.letters.append(DeadLetter(f"receipt-{self._count}", body, reason, hint))
+        name = f"receipt-{self._count}"
+        self.letters.append(DeadLetter(name, body, reason, hint, name=name, detail=detail))
+
+    def receive(self, seconds: int) -> Sequence[DeadLetter]:
+        found = [letter for letter in self.letters if letter.name not in self._in_hand][:10]
+        self._in_hand |= {letter.name for letter in found}
+        return found
+
+    def put_back(self, letters: Sequence[DeadLetter]) -> None:
+        self._in_hand -= {letter.name for letter in letters}
 
     def unexplained(self, limit: int) -> Sequence[DeadLetter]:
         return [letter for letter in self.letters if letter.reason is None][:limit]

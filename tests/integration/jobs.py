@@ -88,6 +88,7 @@ FULL = a_job(
     ),
     waiting_since=NOW - 5,
     trail=Trail("req-1", "Root=1-5759e988-bd862e3fe1be46a994272793;Sampled=1"),
+    discarded_at=NOW + 10,
 )  # fmt: skip
 """Every field has a value."""
 
@@ -141,5 +142,6 @@ jobs = st.builds(
     webhook=st.none() | st.builds(Webhook, texts, st.none() | texts),
     slack=st.none() | origins, waiting_since=st.none() | instants,
     trail=st.none() | st.builds(Trail, names, maybe),
+    discarded_at=st.none() | instants,
 )  # fmt: skip
 """Any job that could stand in a row."""

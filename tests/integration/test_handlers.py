@@ -14,8 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from backburner import bootstrap, lifecycle
-from backburner.execution import INLINE_BYTES_MAX
-from backburner.models import ClientLimits
+from backburner.models import INLINE_BYTES_MAX, ClientLimits
 from backburner.providers import wire
 from cli.clients import limit_client, micro_usd
 from tests.fakes.provider import Behaviour, FakeProvider, Usage, anthropic_error, openai_error

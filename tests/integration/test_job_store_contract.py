@@ -190,6 +190,15 @@ def test_a_row_that_nobody_need_look_at_is_never_due(store: JobStore, guard: dic
         store.update("job_1", Guard(ANY, **guard), owner="o2")  # type: ignore[arg-type]
 
 
+def test_a_discarded_row_can_be_kept_from_a_write(store: JobStore) -> None:
+    """Once it is discarded, and not before."""
+    store.add(GUARDED, 0)
+    store.update("job_1", Guard(ANY, undiscarded=True), discarded_at=5)
+    with pytest.raises(Conflict):
+        store.update("job_1", Guard(ANY, undiscarded=True), owner="o2")
+    assert store.update("job_1", Guard(ANY), owner="o2").owner == "o2"
+
+
 def test_no_targets_can_be_asked_for(store: JobStore) -> None:
     """Of a job that nobody is to be told of."""
     store.add(replace(GUARDED, targets=()), 0)
@@ -257,6 +266,9 @@ PATCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"request": Payload("")}, {"request": Payload("")}),
     ({"metadata": None}, {"metadata": None}),
     ({"webhook": None}, {"webhook": None}),
+    ({"request": Payload('{"prompt":"b"}')}, {"request": Payload('{"prompt":"b"}')}),
+    ({"request": Payload(None, "requests/y")}, {"request": Payload(None, "requests/y")}),
+    ({"discarded_at": 5}, {"discarded_at": 5}),
     ({"add_claims": 1}, {"claims": FULL.claims + 1}),
     ({"add_attempts": 2}, {"attempts": FULL.attempts + 2}),
     ({"append_log": (LINE,)}, {"log": (*FULL.log, LINE)}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -317,6 +318,40 @@ def test_no_more_letters_are_returned_than_asked_for(graveyard: Graveyard, limit
     letters = graveyard.queue.unexplained(limit)
     assert 0 < len(letters) <= limit
     assert len({letter.receipt for letter in letters}) == len(letters)
+
+
+def test_letters_in_hand_are_seen_by_nobody_else_until_they_are_put_back(graveyard: Graveyard) -> None:
+    """All letters, explained or not, each under one name at every look."""
+    queue = graveyard.queue
+    graveyard.moved_by_policy(hint_body(Hint("job_0")))
+    queue.bury(Hint("job_1", died=3), reason="timeout", detail="late", lane=Lane.BULK, client_id="alice")
+    letters = [letter for _ in range(3) for letter in queue.receive(60)]
+    assert [letter.hint.job_id for letter in letters if letter.hint] == ["job_0", "job_1"]
+    assert [(letter.reason, letter.detail) for letter in letters] == [(None, ""), ("timeout", "late")]
+    queue.put_back(letters[1:])
+    [again] = queue.receive(60)
+    assert (again.name, again.hint) == (letters[1].name, letters[1].hint)
+    queue.remove(again)
+    queue.put_back([letters[0], again])  # one that is gone does no harm
+    assert [letter.name for _ in range(2) for letter in queue.receive(60)] == [letters[0].name]
+
+
+def test_no_more_than_ten_letters_are_taken_at_once(graveyard: Graveyard) -> None:
+    """And all of them in the end."""
+    for number in range(25):
+        graveyard.queue.bury(Hint(f"job_{number}", died=0), reason="x", detail="", lane=Lane.BULK, client_id="a")
+    takes = [graveyard.queue.receive(60) for _ in range(6)]
+    assert max(len(take) for take in takes) <= 10
+    assert len({letter.name for take in takes for letter in take}) == 25
+
+
+def test_a_letter_tells_the_tool_what_the_console_shows(deployed: Deployed) -> None:
+    """Lane, client and when it was put there."""
+    queue = _dead_letters(deployed)
+    queue.bury(Hint("job_1", died=3), reason="timeout", detail="late", lane=Lane.BULK, client_id="alice")
+    [letter] = queue.receive(60)
+    assert (letter.lane, letter.client_id) == (Lane.BULK, "alice")
+    assert abs(letter.sent_at - time.time() * 1000) < 60_000
 
 
 def _buried(deployed: Deployed) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
         nonlocal nesting
         container = dice.randrange(len(skews))
         ready = world.queue.ready()
-        match dice.randrange(12):
+        match dice.randrange(13):
             case 0 | 1:
                 world.accept(
                     f"k{dice.randrange(3)}", container=container, deadline_seconds=deadlines[dice.randrange(3)]
@@ -68,6 +68,8 @@ def live_through(dice: random.Random, seed: int = -1) -> Outcome:
                 world.redrive()
             case 11 if world.runs and dice.random() < 0.3:
                 world.follow(dice.choice(sorted(world.runs)), container=container)
+            case 12 if dice.random() < 0.3:
+                world.operate(discard=dice.random() < 0.3, container=container)
             case _:
                 world.pass_time(dice.choice((500, 5_000, 20_000, 61_000, 200_000, 1_000_000)))
 

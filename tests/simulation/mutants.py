@@ -148,6 +148,30 @@ MUTANTS = (
         "case JobStatus.FAILED:",
     ),
     Mutant(
+        "revive what was discarded",
+        "lifecycle.py",
+        "Guard(_FAILED, claims=job.claims, unexpired_at=now, undiscarded=True)",
+        "Guard(_FAILED, claims=job.claims, unexpired_at=now)",
+    ),
+    Mutant(
+        "requeue without a new claim count",
+        "lifecycle.py",
+        '            "add_claims": 1,\n        }',
+        "        }",
+    ),
+    Mutant(
+        "requeue without a hint, and without being due",
+        "lifecycle.py",
+        '            "due_at": now + min(PATIENCE_MS, job.deadline_seconds * 1000),',
+        '            "due_at": None,',
+    ),
+    Mutant(
+        "sweep letters of dead jobs",
+        "redrive.py",
+        "(job.status, job.claims) != (JobStatus.FAILED, hint.died)",
+        "job.status is JobStatus.FAILED",
+    ),
+    Mutant(
         "begin a call anew that goes on at the provider",
         "execution.py",
         "background=Background(lease.handle, partial",

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from backburner.errors import JobFailed, Overloaded, ProviderRefusedRequest, RateLimited
 from backburner.lifecycle import LEASE_MS
@@ -25,6 +26,8 @@ class Scenario:
     cancel: bool = False
     cancel_parked: bool = False
     redrive: bool = False
+    operate: tuple[Literal["retry", "discard"], ...] = ()
+    """What the operator does with the dead job, in turn; before the redrive, if there is one."""
     double: bool = False
     background: bool = False
     buried: int = 0
@@ -78,6 +81,14 @@ SCENARIOS = (
     Scenario("answered at the second attempt", (Overloaded, "an answer")),
     Scenario("told to wait longer than SQS delays", (lambda: RateLimited(retry_after_seconds=2_000), "an answer")),
     Scenario("attempts used up, then redriven", (Overloaded, Overloaded, Overloaded, "an answer"), redrive=True),
+    Scenario("attempts used up, then retried", (Overloaded, Overloaded, Overloaded, "an answer"), operate=("retry",)),
+    Scenario(
+        "retried, and redriven by its letter as well",
+        (Overloaded, Overloaded, Overloaded, "an answer"),
+        operate=("retry",),
+        redrive=True,
+    ),
+    Scenario("discarded, then retried and redriven", (Overloaded,), operate=("discard", "retry"), redrive=True),
     Scenario("refused", (ProviderRefusedRequest,)),
     Scenario("delivered twice", thinking=_second_delivery, double=True),
     Scenario("a worker that stalls beyond its lease", thinking=_stall),
@@ -106,6 +117,7 @@ SCENARIOS = (
         budget=True,
         late_redrive=True,
     ),
+    Scenario("charged, dead, retried", (_billed, _billed, _billed, "an answer"), operate=("retry",), budget=True),
     Scenario("charged, not started before its deadline", (Overloaded, "an answer"), deadline_seconds=3, budget=True),
 )
 
@@ -173,6 +185,8 @@ def live(scenario: Scenario, fate: Fate) -> World:
     if scenario.late_redrive:
         world.time += 3_600_000
         world.accept("another")  # so that the day has a tally
+    for operation in scenario.operate:
+        world.operate(discard=operation == "discard")
     if scenario.redrive:
         world.redrive()
         for message in world.queue.ready():

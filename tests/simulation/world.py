@@ -42,7 +42,7 @@ from backburner.models import (
     Telling,
     Usage,
 )
-from backburner.ports import Background, Guard, Patch
+from backburner.ports import Background, Conflict, Guard, Patch
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import (
     MODEL,
@@ -402,6 +402,21 @@ class World:
             self.redriven += 1
             self.queue.messages.append(Message(letter.hint or Hint("-"), self.time))
 
+    def operate(self, *, discard: bool, container: int = 0) -> None:
+        """An operator takes all dead jobs in hand, by their rows, and sweeps up the letters."""
+        redrive = self.containers[container].redrive
+        dead = [row for row in self.store.rows.values() if row.status is JobStatus.FAILED]
+        self.redriven += bool(dead) and not discard
+        for row in dead:
+            with suppress(Killed, PortUnavailable, Conflict):
+                if discard:
+                    self.containers[container].lifecycle.discard(row)
+                else:
+                    redrive.retry(row)
+        with suppress(Killed, PortUnavailable):
+            redrive.sweep()
+        self.letters.put_back(self.letters.letters)  # whoever died with them in hand: they come back by themselves
+
     def think(self, container: int, job_id: str) -> None:
         """The provider thinks: time passes, the keeper keeps the leases, and others act."""
         if self.thinking is not None and not self.fate.asleep:
@@ -443,9 +458,10 @@ class World:
             if after.status is before.status:
                 must((after.result, after.error) == (before.result, before.error), "a final outcome never changes")
             else:
-                revived = before.status is JobStatus.FAILED and after.status is JobStatus.PROCESSING
+                revived = before.status is JobStatus.FAILED and not after.status.is_final
                 must(revived and after.claims == before.claims + 1, "a final status never changes")
                 must(self.redriven > 0, "only a redrive revives a dead job")
+                must(before.discarded_at is None, "nothing revives a discarded job")
                 self.runs[before.job_id] = Run(accepted=run.accepted)
         if after.status is JobStatus.COMPLETED and before.status is not JobStatus.COMPLETED:
             text = after.result.text if after.result is not None else ""
@@ -505,7 +521,8 @@ class World:
             )
             buried = [letter for letter in self.letters.letters if letter.hint and letter.hint.job_id == job_id]
             dead = row.status is JobStatus.FAILED and any(n.target == DEAD_LETTER for n in row.outbox)
-            must(not dead or any(b.hint and b.hint.died == row.claims for b in buried), "a dead job has its letter")
+            mine = any(b.hint and b.hint.died == row.claims for b in buried)
+            must(not dead or mine or row.discarded_at is not None, "a dead job has its letter")
             if row.charge is not None and not self._counts_no_more(row, row.charge):
                 must(row.charge == row.spent, f"what a job holds in the end is what it cost: {row.charge}, {row.spent}")
             if row.status is JobStatus.FAILED and row.error is not None and not dead:

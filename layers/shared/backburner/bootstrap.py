@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from backburner.models import Client, Job
     from backburner.observability import Logbook
     from backburner.ports import Channel, Conversations, Deltas, Journal, Limiter, Provider, Sockets
+    from backburner.redrive import Redrive
     from backburner.settings import (
         Common,
         EndpointSettings,
@@ -613,9 +614,18 @@ def repair() -> Handler:
     return handle
 
 
-def operator(environment: Mapping[str, str], aws: Callable[[str], Any], journal: Journal) -> Submission:
+def operator(environment: Mapping[str, str], aws: Callable[[str], Any], journal: Journal) -> tuple[Submission, Redrive]:
     """The core with an operator's rights. environment: the deployed status function's; aws: the operator's clients."""
+    from backburner.redrive import Redrive
     from backburner.settings import StatusSettings
 
     settings = StatusSettings.from_environment(environment)
-    return _submission(settings, aws, _lifecycle(settings, aws, journal), _payloads(settings, aws))
+    submission = _submission(settings, aws, _lifecycle(settings, aws, journal), _payloads(settings, aws))
+    return submission, Redrive(
+        store=submission.store,
+        payloads=submission.payloads,
+        lifecycle=submission.lifecycle,
+        dead_letters=submission.lifecycle.dead_letters,
+        clock=submission.clock,
+        check=submission.check,
+    )

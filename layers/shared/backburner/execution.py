@@ -29,6 +29,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import RENEW_MS, Lifecycle
 from backburner.models import (
+    INLINE_BYTES_MAX,
     Answer,
     Attempt,
     EpochMs,
@@ -62,8 +63,6 @@ from backburner.ports import (
     Provider,
 )
 
-INLINE_BYTES_MAX = 100_000
-"""A larger answer goes to the payload store, for the reasons given where requests are taken in."""
 CLOSING_SECONDS = 10.0
 """Kept free at the end of an invocation: to store the answer, with its retries, and to return."""
 TOKEN_BYTES = 4

@@ -4,6 +4,7 @@
       ▲  └──────────────────────── cancel ──▶ cancelled
       └──put back────────┘         expire ──▶ expired
     failed (dead) ──revive──▶ processing           only on a redrive
+    failed ──requeue──▶ queued                     by an operator, who may mend the request
 
 `claims` is the fencing token. A worker's writes ask that it is unchanged, so whoever was taken over writes nothing
 more; but a late answer is stored, even after its lease lapsed, as long as nobody else has claimed the job: it is paid.
@@ -169,28 +170,88 @@ class Lifecycle:
     def revive(self, job: Job, owner: str) -> Job:
         """Start a new run of a dead job: attempts from one, a new deadline of the old length. Raises Conflict."""
         now = self.clock.now()
+        patch: Patch = {
+            **self._new_run(job, now),
+            "status": JobStatus.PROCESSING,
+            "owner": owner,
+            "claimed_at": now,
+            "due_at": now + LEASE_MS,
+            "attempts": 1,
+        }
+        return self.store.update(job.job_id, self._may_run_again(job, now), **patch)
+
+    def requeue(self, job: Job, *, request: Payload | None = None) -> Job:
+        """Queue a failed job for a new run, with another request if one is given, and hint at it.
+
+        Raises the fencing token: whatever letter or hint of its old death is still about means nothing any more.
+        Raises Conflict when it has not failed any more, has failed anew, or was discarded.
+        """
+        now = self.clock.now()
+        patch: Patch = {
+            **self._new_run(job, now),
+            "status": JobStatus.QUEUED,
+            "available_at": now,
+            "due_at": now + min(PATIENCE_MS, job.deadline_seconds * 1000),
+            "waiting_since": now,
+            "attempts": 0,
+        }
+        if request is not None:
+            patch["request"] = request
+        row = self.store.update(job.job_id, self._may_run_again(job, now), **patch)
+        lost_a_worker = job.error is not None and job.error.code == WorkerLost.code
+        self._hint_or_leave_due(row, alone=lost_a_worker)
+        self.journal.note("job_requeued", job_id=job.job_id, mended=request is not None)
+        return row
+
+    def discard(self, job: Job) -> Job:
+        """Give up a failed job for good: nothing revives it, whatever letter or hint of its death is still about.
+
+        Its outcome stays, and so does the telling of it; the operator need not be told any more. Discarding twice is no
+        error. Raises Conflict when it has not failed any more, or has failed anew.
+        """
+        now = self.clock.now()
+        current = job
+        while current.discarded_at is None:
+            patch: Patch = {"discarded_at": now}
+            guard = Guard(_FAILED, claims=job.claims)
+            letter = next((notice for notice in current.pending if notice.target == DEAD_LETTER), None)
+            if letter is not None:
+                told = replace(letter, status=NoticeStatus.DELIVERED, told_at=now)
+                patch = {**patch, **_noted(current, told, now)}
+                guard = replace(guard, outbox=current.outbox)
+            try:
+                current = self.store.update(job.job_id, guard, **patch)
+            except Conflict as conflict:
+                row = conflict.current
+                if row is None or (row.status, row.claims) != (JobStatus.FAILED, job.claims):
+                    raise
+                current = row
+        self.journal.note("job_discarded", job_id=job.job_id)
+        return current
+
+    @staticmethod
+    def _may_run_again(job: Job, now: EpochMs) -> Guard:
+        """A failed job of which nobody has begun a new run, nor given it up."""
+        return Guard(_FAILED, claims=job.claims, unexpired_at=now, undiscarded=True)
+
+    def _new_run(self, job: Job, now: EpochMs) -> Patch:
+        """A failed job as if it had just been accepted: a new deadline of the old length, and nothing of its end."""
         deadline_at = now + job.deadline_seconds * 1000
-        return self.store.update(
-            job.job_id,
-            Guard(_FAILED, claims=job.claims, unexpired_at=now),
-            status=JobStatus.PROCESSING,
-            owner=owner,
-            claimed_at=now,
-            due_at=now + LEASE_MS,
-            deadline_at=deadline_at,
-            expires_at=max(job.expires_at, deadline_at // 1000 + self.retention_seconds),
-            finished_at=None,
-            error=None,
-            outbox=(),
-            attempts=1,
-            attempts_limit=None,
-            model_index=0,
-            handle=None,
-            slot=None,
-            place=None,
-            charge=self._charge_of_new_run(job, now),
-            add_claims=1,
-        )
+        return {
+            "claimed_at": None,
+            "deadline_at": deadline_at,
+            "expires_at": max(job.expires_at, deadline_at // 1000 + self.retention_seconds),
+            "finished_at": None,
+            "error": None,
+            "outbox": (),
+            "attempts_limit": None,
+            "model_index": 0,
+            "handle": None,
+            "slot": None,
+            "place": None,
+            "charge": self._charge_of_new_run(job, now),
+            "add_claims": 1,
+        }
 
     def renew(self, job: Job) -> None:
         """Extend the lease of a job being worked on. Raises Conflict when it is ours no more."""
@@ -495,7 +556,8 @@ class Lifecycle:
         """
         return self.store.update(job.job_id, _as_read(job), **_noted(job, notice, self.clock.now()))
 
-    def _bury(self, job: Job) -> None:
+    def bury(self, job: Job) -> None:
+        """Send a dead job's letter."""
         error = job.error or WorkerLost().failure()
         self.dead_letters.bury(
             Hint(job.job_id, died=job.claims),
@@ -504,6 +566,9 @@ class Lifecycle:
             lane=job.lane,
             client_id=job.client_id,
         )
+
+    def _bury(self, job: Job) -> None:
+        self.bury(job)
         now = self.clock.now()
         current: Job | None = job
         while current is not None:

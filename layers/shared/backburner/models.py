@@ -32,6 +32,8 @@ SCHEMA_VERSION = 1
 
 MESSAGES_MAX = 1_000
 METADATA_BYTES_MAX = 16 * 1024
+INLINE_BYTES_MAX = 100_000
+"""A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
 FALLBACKS_MAX = 5
 MAX_TOKENS_MAX = 1_000_000
 DEADLINE_SECONDS_MAX = 7 * 24 * 3600
@@ -660,6 +662,7 @@ class Job:
     charge: what its client's tally holds for it: the worst case at first, what it cost once that is settled.
     slack: where it was asked, if in Slack.
     trail: the request that it came with.
+    discarded_at: when an operator gave up the dead job for good, so that nothing revives it.
     """
 
     job_id: str
@@ -698,6 +701,7 @@ class Job:
     slack: SlackOrigin | None = None
     waiting_since: EpochMs | None = None
     trail: Trail | None = None
+    discarded_at: EpochMs | None = None
 
     @property
     def began_at(self) -> EpochMs:
@@ -780,10 +784,19 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message found in the dead-letter queue. `reason` is None when the queue's redrive policy put it there."""
+    """A message found in the dead-letter queue. `reason` is None when the queue's redrive policy put it there.
+
+    receipt: of this look at it; name: the queue's name for the message, the same at every look.
+    hint: None if the body is no hint.
+    sent_at: when it was put there.
+    """
 
     receipt: str
     body: str
     reason: str | None
     hint: Hint | None
-    """None if the body is no hint."""
+    name: str = ""
+    detail: str = ""
+    lane: Lane | None = None
+    client_id: str | None = None
+    sent_at: EpochMs = 0

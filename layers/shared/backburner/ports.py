@@ -68,6 +68,7 @@ class Guard:
     due_at: EpochMs | None = None
     outbox: tuple[Notice, ...] | None = None
     targets: tuple[str, ...] | None = None
+    undiscarded: bool = False
 
 
 class Patch(TypedDict, total=False):
@@ -97,6 +98,7 @@ class Patch(TypedDict, total=False):
     request: Payload
     metadata: str | None
     webhook: Webhook | None
+    discarded_at: EpochMs
     add_claims: int
     add_attempts: int
     append_log: tuple[Attempt, ...]
@@ -187,6 +189,12 @@ class DeadLetterQueue(Protocol):
 
     def unexplained(self, limit: int) -> Sequence[DeadLetter]:
         """Some letters, at most that many, that the redrive policy put there, so that carry no reason."""
+
+    def receive(self, seconds: int) -> Sequence[DeadLetter]:
+        """Take some letters, ten at most, into hand: nobody else sees them for so long. None: probably no more."""
+
+    def put_back(self, letters: Sequence[DeadLetter]) -> None:
+        """Let others see letters again that were just received."""
 
     def remove(self, letter: DeadLetter) -> None:
         """Delete a letter just received."""

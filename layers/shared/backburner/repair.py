@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from backburner.errors import PortUnavailable
 from backburner.lifecycle import Lifecycle
-from backburner.models import Job, JobStatus, Lane
+from backburner.models import Hint, Job, JobStatus, Lane
 from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
 
 LOOK_AHEAD_MS = 60_000
@@ -43,7 +43,7 @@ class Repair:
                         letter.body, reason="malformed_hint", detail="not a hint", lane=Lane.STANDARD, client_id=None
                     )
                 else:
-                    self._explain(letter.hint.job_id)
+                    self._explain(letter.hint)
                 self.dead_letters.remove(letter)
             except PortUnavailable:
                 self.journal.note("letter_left", job_id=letter.hint.job_id if letter.hint else None)
@@ -94,13 +94,18 @@ class Repair:
         if kind is not None:
             self.journal.note("job_repaired", kind=kind, lane=job.lane)
 
-    def _explain(self, job_id: str) -> None:
+    def _explain(self, hint: Hint) -> None:
         """A hint died in the queue. Its job, if it still waits, has to be dealt with.
 
-        A job being worked on has its lease to guard it; one that has ended has been told of.
+        A job being worked on has its lease to guard it; one that has ended has been told of, unless the hint was to
+        revive it: then it is as dead as before, and its letter is sent again.
         """
-        job = self.store.get(job_id)
-        if job is not None and job.status is JobStatus.QUEUED and not job.has_expired(self.clock.now()):
+        job = self.store.get(hint.job_id)
+        if job is None or job.has_expired(self.clock.now()):
+            return
+        if job.status is JobStatus.QUEUED:
             with suppress(Conflict):  # somebody else moved it on
                 self.lifecycle.undelivered(job)
-                self.journal.note("job_repaired", job_id=job_id, kind="letter_explained")
+                self.journal.note("job_repaired", job_id=job.job_id, kind="letter_explained")
+        elif job.status is JobStatus.FAILED and hint.died == job.claims and job.discarded_at is None:
+            self.lifecycle.bury(job)

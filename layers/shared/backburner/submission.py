@@ -24,6 +24,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import PATIENCE_MS, Lifecycle
 from backburner.models import (
+    INLINE_BYTES_MAX,
     INTERNAL_TARGETS,
     SLACK,
     WEBHOOK,
@@ -62,8 +63,6 @@ from backburner.ports import (
     WebhookSecrets,
 )
 
-INLINE_BYTES_MAX = 100_000
-"""A larger text goes to the payload store: DynamoDB bills every write by the row's size and stops at 400 KB."""
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.25, 1.0
 """Between two looks at a job that somebody waits for: a short answer is told fast, a long wait costs few reads."""
 KEPT_APART = frozenset({"metadata", "webhook"})
@@ -164,7 +163,7 @@ class Submission:
         Raises Refusal: InvalidRequest, IdempotencyConflict, LaneFull, for one of the client's limits, or Unavailable
         when it is not known to be durable.
         """
-        self._check(request)
+        self.check(request)
         if request.webhook is not None:
             if self.webhooks is None:
                 raise InvalidRequest("not taken here", field="webhook")
@@ -382,8 +381,8 @@ class Submission:
                 except PortUnavailable:  # the store's own rule removes it in its time
                     self.journal.note("payload_left", job_id=job_id)
 
-    def _check(self, request: JobRequest) -> None:
-        """What the request alone cannot know: this deployment's models and lanes."""
+    def check(self, request: JobRequest) -> None:
+        """What the request alone cannot know: this deployment's models and lanes. Raises InvalidRequest."""
         name = request.model or self.default_model
         model = self.catalogue.find(name)
         if model is None:

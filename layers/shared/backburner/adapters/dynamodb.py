@@ -56,7 +56,7 @@ KEYS_MAX = 100
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
-    "claimed_at", "finished_at", "attempts_limit", "place", "ahead", "waiting_since",
+    "claimed_at", "finished_at", "attempts_limit", "place", "ahead", "waiting_since", "discarded_at",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata", "webhook")
@@ -202,18 +202,19 @@ class _Expressions:
         name, value = self.name, self.value
         statuses = ", ".join(value({"S": status}) for status in sorted(guard.statuses))
         parts = [f"attribute_exists({name('job_id')})", f"{name('status')} IN ({statuses})"]
-        if guard.claims is not None:
-            parts.append(f"{name('claims')} = {value(_number(guard.claims))}")
-        if guard.available_by is not None:
-            parts.append(f"{name('available_at')} <= {value(_number(guard.available_by))}")
-        if guard.due_by is not None:
-            parts.append(f"{name('due_at')} <= {value(_number(guard.due_by))}")
-        if guard.due_at is not None:
-            parts.append(f"{name('due_at')} = {value(_number(guard.due_at))}")
-        if guard.deadline_after is not None:
-            parts.append(f"{name('deadline_at')} > {value(_number(guard.deadline_after))}")
-        if guard.unexpired_at is not None:
-            parts.append(f"{name('expires_at')} > {value(_number(guard.unexpired_at // 1000))}")
+        expired_by = None if guard.unexpired_at is None else guard.unexpired_at // 1000
+        for attribute, relation, bound in (
+            ("claims", "=", guard.claims),
+            ("available_at", "<=", guard.available_by),
+            ("due_at", "<=", guard.due_by),
+            ("due_at", "=", guard.due_at),
+            ("deadline_at", ">", guard.deadline_after),
+            ("expires_at", ">", expired_by),
+        ):
+            if bound is not None:
+                parts.append(f"{name(attribute)} {relation} {value(_number(bound))}")
+        if guard.undiscarded:
+            parts.append(f"attribute_not_exists({name('discarded_at')})")
         lists = {
             "outbox": guard.outbox and _outbox_json(guard.outbox),
             "targets": guard.targets and canonical_json(list(guard.targets)),

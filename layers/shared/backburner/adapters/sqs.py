@@ -222,6 +222,29 @@ class DeadLetters:
                 break
         return list(found.values())[:limit]
 
+    def receive(self, seconds: int) -> Sequence[DeadLetter]:
+        """Take up to ten letters into hand. Waits a moment for them, so that all of the queue's servers are asked."""
+        with translated():
+            reply = self._client.receive_message(
+                QueueUrl=self._url,
+                MaxNumberOfMessages=10,
+                VisibilityTimeout=seconds,
+                WaitTimeSeconds=1,
+                MessageAttributeNames=["All"],
+                MessageSystemAttributeNames=["SentTimestamp"],
+            )
+        return [_letter(message) for message in reply.get("Messages", [])]
+
+    def put_back(self, letters: Sequence[DeadLetter]) -> None:
+        """Let others see letters again; one that cannot be put back comes back by itself."""
+        for start in range(0, len(letters), 10):
+            entries = [
+                {"Id": str(index), "ReceiptHandle": letter.receipt, "VisibilityTimeout": 0}
+                for index, letter in enumerate(letters[start : start + 10])
+            ]
+            with translated():
+                self._client.change_message_visibility_batch(QueueUrl=self._url, Entries=entries)
+
     def remove(self, letter: DeadLetter) -> None:
         """Delete a letter just received."""
         with translated():
@@ -233,7 +256,19 @@ def _letter(message: Mapping[str, Any]) -> DeadLetter:
         hint = parse_hint(message["Body"])
     except MalformedHint:
         hint = None
-    return DeadLetter(message["ReceiptHandle"], message["Body"], None, hint)
+    texts = {name: value["StringValue"] for name, value in message.get("MessageAttributes", {}).items()}
+    lane = texts.get("lane")
+    return DeadLetter(
+        message["ReceiptHandle"],
+        message["Body"],
+        texts.get("reason"),
+        hint,
+        name=message["MessageId"],
+        detail=texts.get("detail", ""),
+        lane=Lane(lane) if lane in set(Lane) else None,
+        client_id=texts.get("client_id"),
+        sent_at=int(message.get("Attributes", {}).get("SentTimestamp", 0)),
+    )
 
 
 def _allowed(text: str) -> str:
