@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import clients, doctor, limits, secrets, webhooks
+from cli import clients, dlq, doctor, jobs, lanes, limits, secrets, webhooks
 from cli.screen import Tool
 
 app = typer.Typer(
@@ -14,6 +14,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Operate a Backburner deployment: the local stack if one is running, `--stack NAME` for another.",
 )
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(dlq.app, name="dlq")
+app.command()(lanes.pause)
+app.command()(lanes.resume)
+app.command()(lanes.drain)
 app.add_typer(clients.app, name="clients")
 app.add_typer(limits.app, name="limits")
 app.add_typer(secrets.app, name="secrets")

@@ -6,12 +6,16 @@ Results go to stdout, as tables or as JSON; everything else goes to stderr, so t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
+from rich import box
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -63,10 +67,15 @@ def _plain(value: Any) -> Any:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column whose name begins with `#` holds numbers."""
-    made = Table()
+    """An empty table. A column whose name begins with `#` holds numbers, one with `!` is never shortened."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        made.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left")
+        made.add_column(
+            column.lstrip("#!"),
+            justify="right" if column.startswith("#") else "left",
+            no_wrap=column.startswith("!"),
+            overflow="fold",
+        )
     return made
 
 
@@ -74,3 +83,12 @@ def confirm(question: str, *, yes: bool) -> None:
     """Go on only if the operator says so. Ends the command otherwise."""
     if not yes and not typer.confirm(question, err=True):
         raise typer.Abort
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, where that is a terminal; call what it gives once for each step."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -16,6 +16,7 @@ from moto import mock_aws
 from moto.dynamodb.responses import DynamoHandler
 from typer.testing import CliRunner
 
+from backburner.adapters import sqs
 from cli.__main__ import app
 from tests.fakes.provider import Config, FakeProvider
 from tests.integration.deployed import CREDENTIALS, STACK, Deployed, deploy, resources
@@ -122,13 +123,15 @@ def _functions(_stack: Deployed) -> None:
             FunctionName="WorkerFunction",
             EventSourceArn=queue["Attributes"]["QueueArn"],
             BatchSize=10,
+            Enabled=False,  # on, moto hands it what is sent, and runs it in Docker
             ScalingConfig={"MaximumConcurrency": 2},
         )
 
 
 @pytest.fixture
-def tool(deployed: Deployed, _functions: None) -> Callable[..., Any]:
+def tool(deployed: Deployed, _functions: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`backburner` with its arguments, on the stack; the result as Typer's runner gives it."""
+    monkeypatch.setattr(sqs, "LOOK_SECONDS", 0)  # moto has one server, which need not be waited for
 
     def run(*arguments: str, input: str | None = None, stack: str = STACK) -> Any:  # noqa: A002  the runner's word
         runner = CliRunner(env={"BACKBURNER_STACK_NAME": stack})

@@ -37,8 +37,6 @@ MENDABLE = frozenset(
 """What a provider is asked. The rest of a request is the row's: its lane, its deadline, whom to tell."""
 SECONDS = 60
 """Letters looked at are out of others' sight for so long at most; they are put back as soon as all are seen."""
-MISSES_MAX = 2
-"""Receives that bring nothing new, after which all letters have been seen."""
 VARIES = re.compile(r"\b(?:[a-z]+_)?[0-9a-f]*[0-9][0-9a-z]{5,}\b|[0-9]+", re.IGNORECASE)
 """What differs between errors of one cause: ids and numbers."""
 
@@ -87,7 +85,7 @@ class Redrive:
         seen: dict[str, DeadLetter] = {}
         misses = 0
         try:
-            while misses <= MISSES_MAX + len(seen) // 100:  # in a long look, letters come back that were seen
+            while misses <= len(seen) // 100:  # in a long look, letters come back that were seen
                 new = [letter for letter in self.dead_letters.receive(SECONDS) if letter.name not in seen]
                 misses = 0 if new else misses + 1
                 seen |= {letter.name: letter for letter in new}

@@ -19,6 +19,9 @@ DEPTH_SECONDS = 10
 PEEK_SECONDS = 5
 """Letters just looked at are out of the operator's sight for so long, and no longer."""
 
+LOOK_SECONDS = 1
+"""A receive that waits asks all of a queue's servers, one that does not only some: its "none" would mean little."""
+
 
 def hint_body(hint: Hint) -> str:
     """A hint as a message body: `{"job_id":"…","v":1}`, plus `died` and `alone` where they say something."""
@@ -223,13 +226,13 @@ class DeadLetters:
         return list(found.values())[:limit]
 
     def receive(self, seconds: int) -> Sequence[DeadLetter]:
-        """Take up to ten letters into hand. Waits a moment for them, so that all of the queue's servers are asked."""
+        """Take up to ten letters into hand."""
         with translated():
             reply = self._client.receive_message(
                 QueueUrl=self._url,
                 MaxNumberOfMessages=10,
                 VisibilityTimeout=seconds,
-                WaitTimeSeconds=1,
+                WaitTimeSeconds=LOOK_SECONDS,
                 MessageAttributeNames=["All"],
                 MessageSystemAttributeNames=["SentTimestamp"],
             )

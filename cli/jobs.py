@@ -1,0 +1,188 @@
+"""`backburner jobs`: jobs by their rows, whosever they are."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from backburner.documents import job_document
+from backburner.errors import JobIsFinal
+from backburner.models import Client, Job, JobStatus, Lane
+from cli.clients import list_clients
+from cli.deployment import Deployment, Profile, StackName
+from cli.desk import Desk, desk_of
+from cli.durations import in_words
+from cli.retries import DEFAULT_RATE, Edit, EditFrom, changes_wanted, retry_all, told
+from cli.screen import AsJson, Refused, Yes, confirm, progress, show, table
+
+app = typer.Typer(no_args_is_help=True, help="Jobs, whosever they are.")
+
+Content = Annotated[bool, typer.Option("--content", help="Also what was asked, and what was answered.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
+
+
+def find_job(desk: Desk, job_id: str) -> Job:
+    """The job. Raises Refused if there is none."""
+    job = desk.lifecycle.store.get(job_id)
+    if job is None or job.has_expired(desk.lifecycle.clock.now()):
+        raise Refused(f"there is no job {job_id!r}")
+    return job
+
+
+def newest(desk: Desk, clients: Iterable[str], status: JobStatus | None, limit: int) -> list[Job]:
+    """The newest jobs of these clients, at most so many."""
+    now = desk.lifecycle.clock.now()
+    pages = [desk.lifecycle.store.list_by_client(client, status, None, limit)[0] for client in clients]
+    jobs = heapq.merge(*pages, key=lambda job: job.created_at, reverse=True)
+    return [job for job in jobs if not job.has_expired(now)][:limit]
+
+
+def clients_of(at: Deployment) -> list[str]:
+    """The ids of all clients."""
+    return [client.client_id for client in list_clients(at.table("ClientsTableName"))]
+
+
+def document(desk: Desk, job: Job, *, content: bool) -> dict[str, Any]:
+    """A job as its operator sees it: as its client does, and what only the row says."""
+    without = () if content else ("result", "metadata")
+    text = job_document(job, desk.submission.payloads, fits=lambda _: True, without=without, fetch=content)
+    shown: dict[str, Any] = json.loads(text)
+    if not content:
+        for name in ("result", "result_url", "result_note"):
+            shown.pop(name, None)
+    shown |= {
+        "client_id": job.client_id,
+        "claims": job.claims,
+        "due_at": None if job.due_at is None else job.due_at // 1000,
+        "deliveries": [{"target": n.target, "status": n.status, "tries": n.tries, "last_error": n.last_error}
+                       for n in job.outbox],
+    }  # fmt: skip
+    if job.discarded_at is not None:
+        shown["discarded_at"] = job.discarded_at // 1000
+    if content:
+        shown["request"] = desk.redrive.request_of(job)
+    return shown
+
+
+def show_job(desk: Desk, job: Job, *, content: bool, as_json: bool) -> None:
+    """Print a job."""
+    shown = document(desk, job, content=content)
+    show(shown, json.dumps(shown, indent=2, ensure_ascii=False), as_json=as_json)
+
+
+def cancel_job(desk: Desk, job_id: str) -> None:
+    """Cancel a job. Raises Refused if it has ended."""
+    job = find_job(desk, job_id)
+    try:
+        desk.submission.cancel(Client(job.client_id, ""), job_id)
+    except JobIsFinal as error:
+        raise Refused(f"{job_id}: {error.message}") from error
+
+
+# ── Commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command("list")
+def list_(
+    client: Annotated[str | None, typer.Option(help="Only this client's.", show_default=False)] = None,
+    status: Annotated[JobStatus | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
+    lane: Annotated[Lane | None, typer.Option(help="Only this lane's, of those looked at.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="The most to show.")] = 50,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest jobs."""
+    at = Deployment.find(stack, profile)
+    desk = desk_of(at)
+    jobs = newest(desk, [client] if client else clients_of(at), status, limit)
+    jobs = [job for job in jobs if lane in (None, job.lane)]
+    now = desk.lifecycle.clock.now()
+    grid = table("!job", "client", "lane", "status", "#attempts", "#age", "error")
+    for job in jobs:
+        error = job.error.code if job.error is not None else ""
+        age = in_words((now - job.created_at) / 1000)
+        grid.add_row(job.job_id, job.client_id, job.lane, job.status, str(job.attempts), age, error)
+    rows = [
+        {"job_id": job.job_id, "client_id": job.client_id, "lane": job.lane, "status": job.status,
+         "attempts": job.attempts, "created_at": job.created_at // 1000, "error": job.error and job.error.code}
+        for job in jobs
+    ]  # fmt: skip
+    show({"jobs": rows}, grid, as_json=as_json)
+
+
+@app.command("show")
+def show_(
+    job_id: Annotated[str, typer.Argument()],
+    content: Content = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job: its state, every attempt, and who was told."""
+    desk = desk_of(Deployment.find(stack, profile))
+    show_job(desk, find_job(desk, job_id), content=content, as_json=as_json)
+
+
+@app.command("retry")
+def retry(
+    job_ids: JobIds,
+    edit: Edit = False,
+    edit_from: EditFrom = None,
+    yes: Yes = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run failed jobs again, as they are or mended; also those that are in no dead-letter queue.
+
+    Ends with 1 if any was left alone. Many at once, by cause: `backburner dlq retry`.
+    """
+    at = Deployment.find(stack, profile)
+    desk = desk_of(at)
+    jobs = [find_job(desk, job_id) for job_id in job_ids]
+    for job in jobs:
+        if job.status is not JobStatus.FAILED or job.discarded_at is not None:
+            state = "discarded" if job.discarded_at is not None else job.status
+            raise Refused(f"{job.job_id} is {state}; only failed jobs are retried")
+    changes = changes_wanted(desk, edit=edit, edit_from=edit_from)
+    confirm(f"Retry {len(jobs)} jobs on {at.name}?", yes=yes)
+    chosen = [(job, ("", "")) for job in jobs]
+    with progress("Retrying", len(jobs)) as advance:
+        outcome = retry_all(desk, chosen, rate=DEFAULT_RATE, canary_seconds=None, changes=changes, advance=advance)
+    desk.redrive.sweep()
+    show(outcome, *told(outcome), as_json=as_json)
+    if outcome.left:
+        raise typer.Exit(1)
+
+
+@app.command("cancel")
+def cancel(
+    job_ids: JobIds,
+    yes: Yes = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel jobs, whether they wait or are being worked on. Their clients are told."""
+    at = Deployment.find(stack, profile)
+    desk = desk_of(at)
+    confirm(f"Cancel {len(job_ids)} jobs on {at.name}?", yes=yes)
+    for job_id in job_ids:
+        cancel_job(desk, job_id)
+    show({"cancelled": job_ids}, f"{len(job_ids)} cancelled.", as_json=as_json)
+
+
+def told_of(job: Job) -> Sequence[str]:
+    """One line for each attempt of a job, as `tail` prints them."""
+    return [
+        f"{time.strftime('%H:%M:%S', time.gmtime(line.ended_at / 1000))}  attempt {line.number}: {line.outcome}"
+        + (f" by {line.model}" if line.model else "")
+        + f", {(line.ended_at - line.began_at) / 1000:.1f} s"
+        for line in job.log
+    ]
