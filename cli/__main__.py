@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import clients, dlq, doctor, jobs, lanes, limits, secrets, webhooks
+from cli import clients, dlq, doctor, jobs, lanes, limits, secrets, size, status, submit, tail, webhooks
 from cli.screen import Tool
 
 app = typer.Typer(
@@ -14,6 +14,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Operate a Backburner deployment: the local stack if one is running, `--stack NAME` for another.",
 )
+app.command()(status.status)
+app.command()(submit.submit)
+app.command()(tail.tail)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(dlq.app, name="dlq")
 app.command()(lanes.pause)
@@ -24,6 +27,7 @@ app.add_typer(limits.app, name="limits")
 app.add_typer(secrets.app, name="secrets")
 app.add_typer(webhooks.app, name="webhooks")
 app.command()(doctor.doctor)
+app.command()(size.size)
 
 if __name__ == "__main__":
     app(prog_name="backburner")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -176,13 +175,3 @@ def cancel(
     for job_id in job_ids:
         cancel_job(desk, job_id)
     show({"cancelled": job_ids}, f"{len(job_ids)} cancelled.", as_json=as_json)
-
-
-def told_of(job: Job) -> Sequence[str]:
-    """One line for each attempt of a job, as `tail` prints them."""
-    return [
-        f"{time.strftime('%H:%M:%S', time.gmtime(line.ended_at / 1000))}  attempt {line.number}: {line.outcome}"
-        + (f" by {line.model}" if line.model else "")
-        + f", {(line.ended_at - line.began_at) / 1000:.1f} s"
-        for line in job.log
-    ]

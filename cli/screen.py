@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
+from urllib3.exceptions import HTTPError
 
 from backburner.errors import BackburnerError, Refusal
 
@@ -44,7 +45,7 @@ class Tool(TyperGroup):
             return super().invoke(ctx)
         except (Refused, Refusal) as error:
             status, text = WRONG_USE, str(error)
-        except (BackburnerError, BotoCoreError, ClientError) as error:
+        except (BackburnerError, BotoCoreError, ClientError, HTTPError) as error:
             status, text = FAILED, str(error)
         notes.print(text, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(status)

@@ -168,7 +168,8 @@ def test_what_cannot_be_mended_is_refused_by_name(changes: dict[str, object], fi
 def test_a_mended_request_must_be_a_request() -> None:
     """The same checks as at the endpoint."""
     house, dead = dead_house()
-    for changes in ({"prompt": None}, {"prompt": " "}, {"max_tokens": 0}, {"messages": []}):
+    wrong: tuple[dict[str, object], ...] = ({"prompt": None}, {"prompt": " "}, {"max_tokens": 0}, {"messages": []})
+    for changes in wrong:
         with pytest.raises(InvalidRequest) as refused:
             house.redrive.retry(dead, changes)
         assert refused.value.fields

@@ -1,0 +1,113 @@
+"""`backburner status`: lanes, limits and failures at a glance."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from backburner.models import JobStatus, Lane
+from cli.deployment import Deployment, Profile, StackName
+from cli.desk import Desk, desk_of
+from cli.durations import in_words
+from cli.jobs import clients_of, newest
+from cli.lanes import QUEUES, pollers, queue_counts, unfinished
+from cli.limits import gauges, state
+from cli.screen import AsJson, console, show, table
+
+FAILURES_SECONDS = 3_600
+FAILURES_MAX = 100
+"""Jobs of each client that are looked at for failures, the newest."""
+
+
+@dataclass(frozen=True)
+class LaneState:
+    """A lane. oldest_seconds: how long its oldest unfinished job has been there, by its row."""
+
+    lane: Lane
+    waiting: int
+    in_flight: int
+    delayed: int
+    oldest_seconds: float | None
+    poller: str
+    concurrency: int | None
+
+
+def look(at: Deployment, desk: Desk) -> dict[str, Any]:
+    """All that `status` shows, as of now."""
+    now, known = desk.lifecycle.clock.now(), pollers(at)
+    rows = unfinished(desk)
+    lanes = []
+    for lane, output in QUEUES.items():
+        born = [row.created_at for row in rows if row.lane is lane]
+        poller = known.get(lane)
+        oldest = (now - min(born)) / 1000 if born else None
+        counts = queue_counts(at, output)
+        lanes.append(
+            LaneState(
+                lane,
+                **counts,
+                oldest_seconds=oldest,
+                poller=poller.state if poller else "missing",
+                concurrency=poller.concurrency if poller else None,
+            )
+        )
+    recent = newest(desk, clients_of(at), JobStatus.FAILED, FAILURES_MAX)
+    failed = [job for job in recent if (job.finished_at or 0) > now - 1000 * FAILURES_SECONDS]
+    limits = {model: state(gauge, now) for model, gauge in gauges(at.client("dynamodb"),
+                                                                  at.outputs["LimitsTableName"]).items()}  # fmt: skip
+    return {
+        "stack": at.name,
+        "lanes": lanes,
+        "processing": sum(row.status is JobStatus.PROCESSING for row in rows),
+        "dead_letters": queue_counts(at, "DeadLetterQueueUrl")["waiting"],
+        "untold": queue_counts(at, "NotificationsDeadLetterQueueUrl")["waiting"],
+        "failed_last_hour": dict(Counter(job.error.code if job.error else "unknown" for job in failed)),
+        "limits": limits,
+    }
+
+
+def _drawn(seen: dict[str, Any]) -> Group:
+    grid = table("lane", "#waiting", "#in flight", "#delayed", "#oldest", "poller", "#at once")
+    for lane in seen["lanes"]:
+        oldest = "" if lane.oldest_seconds is None else in_words(lane.oldest_seconds)
+        cells = (lane.waiting, lane.in_flight, lane.delayed)
+        at_once = str(lane.concurrency or "")
+        grid.add_row(lane.lane, *(str(cell) for cell in cells), oldest, lane.poller.lower(), at_once)
+    failures = ", ".join(f"{code} {count}" for code, count in seen["failed_last_hour"].items()) or "none"
+    unusual = [f"{model}: {said}" for model, said in seen["limits"].items() if said]
+    dead = seen["dead_letters"]
+    lines = [
+        f"{seen['stack']}, {time.strftime('%H:%M:%S', time.gmtime())} UTC: {seen['processing']} jobs being worked on",
+        f"dead jobs: {dead}" + ("; see `backburner dlq list`" if dead else ""),
+        f"notices that no notifier could answer: {seen['untold']}",
+        f"failed in the last hour: {failures}",
+        "limits: " + ("; ".join(unusual) or "nothing unusual"),
+    ]
+    return Group(Text(lines[0]), grid, *(Text(line) for line in lines[1:]))
+
+
+def status(
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two looks.")] = 3,
+    once: Annotated[bool, typer.Option("--once", help="Look once, as without a terminal.")] = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show lanes, limits and failures, until you interrupt it. What SQS counts is approximate."""
+    at = Deployment.find(stack, profile)
+    desk = desk_of(at)
+    seen = look(at, desk)
+    if once or as_json or not console.is_terminal:
+        show(seen, _drawn(seen), as_json=as_json)
+        return
+    with Live(_drawn(seen), console=console, screen=False) as live:
+        while True:
+            time.sleep(every)
+            live.update(_drawn(look(at, desk)))

@@ -1,0 +1,220 @@
+"""`backburner submit`: requests from a file, stdin or the command line, followed until they have ended."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import re
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import urllib3
+
+from backburner.errors import InvalidRequest
+from backburner.intake import parse_object, validated
+from backburner.models import JobRequest
+from cli.api import Api, ApiKey, has_ended
+from cli.deployment import Deployment, Profile, StackName
+from cli.screen import AsJson, Refused, notes, progress
+
+AT_ONCE = 8
+NAME = re.compile(r"[!-~]{1,100}")
+POLL_SECONDS, POLL_SECONDS_MAX = 0.5, 5.0
+"""Between two looks at a job: short answers are told fast, long waits cost few requests."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and the key under which it is submitted; line: in its file, from 1."""
+
+    line: int
+    request: Mapping[str, Any]
+    key: str
+
+
+def read_requests(text: str) -> list[tuple[int, dict[str, Any]]]:
+    """The requests in a text, one JSON object or one a line, with their lines; checked, so that all or none are sent.
+
+    Raises Refused, naming line and field.
+    """
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    lines = [(1, text)] if isinstance(whole, dict) else list(enumerate(text.splitlines(), start=1))
+    found = []
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            fields = parse_object(line, "line")
+            validated(JobRequest, fields)
+        except InvalidRequest as error:
+            wrong = "; ".join(f"{name}: {said}" for name, said in error.fields) or error.message
+            raise Refused(f"line {number}: {wrong}") from error
+        found.append((number, fields))
+    if not found:
+        raise Refused("There is no request to submit.")
+    return found
+
+
+def keyed(requests: Sequence[tuple[int, dict[str, Any]]], name: str) -> list[Asked]:
+    """Each request with an idempotency key made of the name and its content, so that a second run adds no job.
+
+    Equal requests of one file get keys of their own.
+    """
+    seen: Counter[str] = Counter()
+    asked = []
+    for line, request in requests:
+        digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
+        seen[digest] += 1
+        asked.append(Asked(line, request, f"{name}-{digest}-{seen[digest]}"))
+    return asked
+
+
+def submit_all(api: Api, asked: Sequence[Asked], advance: Callable[[], None]) -> list[dict[str, Any]]:
+    """Submit the requests, some at once; for each its line and job id, or its line and error."""
+
+    def one(each: Asked) -> dict[str, Any]:
+        try:
+            reply = api.submit(each.request, each.key)
+        except urllib3.exceptions.HTTPError as error:
+            return {"line": each.line, "error": f"no reply: {type(error).__name__}"}
+        finally:
+            advance()
+        if reply.status != 202:
+            return {"line": each.line, "error": reply.problem}
+        return {"line": each.line, "job_id": reply.body["job_id"], "status": reply.body["status"]}
+
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        return list(pool.map(one, asked))
+
+
+def follow(api: Api, job_ids: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> Iterator[dict[str, Any]]:
+    """Each job as the API shows it, as soon as it has ended; one that cannot be seen any more with its error."""
+    due = [(0.0, number, POLL_SECONDS, job_id) for number, job_id in enumerate(job_ids)]
+    heapq.heapify(due)
+    now = 0.0  # of our own: the sum of what was slept
+    while due:
+        at, number, pause, job_id = heapq.heappop(due)
+        if at > now:
+            sleep(at - now)
+            now = at
+        reply = api.job(job_id)
+        if reply.status != 200:
+            yield {"job_id": job_id, "status": "unknown", "error": {"code": reply.problem}}
+        elif has_ended(reply.body):
+            yield dict(reply.body)
+        else:
+            heapq.heappush(due, (now + pause, number, min(POLL_SECONDS_MAX, 1.5 * pause), job_id))
+
+
+def _requests(file: Path, prompt: str | None) -> tuple[list[tuple[int, dict[str, Any]]], str]:
+    """The requests, and the batch's name where none is given. Raises Refused."""
+    if prompt is not None:
+        return [(1, {"prompt": prompt})], uuid.uuid4().hex[:12]
+    if str(file) == "-":
+        return read_requests(sys.stdin.read()), uuid.uuid4().hex[:12]
+    try:
+        return read_requests(file.read_text()), re.sub(r"[^!-~]", "-", file.stem)[:100]
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{file} cannot be read: {error}") from error
+
+
+def submit(
+    file: Annotated[
+        Path,
+        typer.Argument(help="JSON, or JSONL with a request a line, as for POST /jobs; - is stdin.", allow_dash=True),
+    ] = Path("-"),
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="A prompt in place of a file.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Names this batch. The same requests under the same name are the same jobs. Left out: the file's name,"
+            " or a new one for stdin and --prompt.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait until the jobs have ended.")] = True,
+    output: Annotated[Path | None, typer.Option(help="Where results go, a line each; left out: stdout.")] = None,
+    key: ApiKey = None,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit requests and follow them to their ends. Prints a JSON line for each, or the answer of a single one.
+
+    May be interrupted and begun again: what was accepted is not submitted twice. Ends with 1 if any did not complete.
+    A failed job keeps its key; run it again by `backburner jobs retry`, or submit under another --name.
+    """
+    requests, named = _requests(file, prompt)
+    batch = name or named
+    if not NAME.fullmatch(batch):
+        raise Refused("--name must be 1 to 100 visible ASCII characters.")
+    api = Api.of(Deployment.find(stack, profile), key)
+    asked = keyed(requests, batch)
+    with progress("Submitting", len(asked)) as advance:
+        accepted = submit_all(api, asked, advance)
+    lines = {each["job_id"]: each["line"] for each in accepted if "job_id" in each}
+    refused = [each for each in accepted if "error" in each]
+    plain = len(asked) == 1 and not as_json and output is None
+    bad = len(refused)
+    with _sink(output) as write:
+        for each in refused:
+            notes.print(f"line {each['line']}: {each['error']}", style="red", markup=False, soft_wrap=True)
+            write(each)
+        if not wait:
+            for each in accepted:
+                if "job_id" in each:
+                    write(each)
+        else:
+            with progress("Waiting", len(lines)) as advance:
+                try:
+                    for job in follow(api, list(lines)):
+                        bad += job["status"] != "completed"
+                        _tell(job, lines[job["job_id"]], plain=plain, write=write)
+                        advance()
+                except KeyboardInterrupt:
+                    notes.print(f"Go on by the same command with --name {batch}.", markup=False)
+                    raise typer.Exit(130) from None
+    if bad:
+        raise typer.Exit(1)
+
+
+def _tell(job: Mapping[str, Any], line: int, *, plain: bool, write: Callable[[Mapping[str, Any]], None]) -> None:
+    if plain and "text" in job.get("result", {}):
+        typer.echo(job["result"]["text"])
+    elif plain:
+        error = job.get("error", {})
+        said = f"{job['job_id']} is {job['status']}: {error.get('code', '')} {error.get('message', '')}"
+        notes.print(said, style="red", markup=False, soft_wrap=True)
+    else:
+        write({"line": line, **job})
+
+
+class _sink:  # noqa: N801  used like a function
+    """Where results go: one JSON line each, at once, so that an interrupted run has written what it knew."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def __enter__(self) -> Callable[[Mapping[str, Any]], None]:
+        self._file = sys.stdout if self._path is None else self._path.open("w", encoding="utf-8")
+        return self._write
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._file.close()
