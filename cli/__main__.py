@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import clients, dlq, doctor, jobs, lanes, limits, secrets, size, status, submit, tail, webhooks
+from cli import clients, dlq, doctor, jobs, lanes, limits, load, secrets, size, status, submit, tail, webhooks
 from cli.screen import Tool
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.add_typer(secrets.app, name="secrets")
 app.add_typer(webhooks.app, name="webhooks")
 app.command()(doctor.doctor)
 app.command()(size.size)
+app.command()(load.load)
 
 if __name__ == "__main__":
     app(prog_name="backburner")

@@ -1,0 +1,147 @@
+"""`backburner status`, `pause`, `resume`, `drain` and `tail`: the lanes and their jobs, as an operator sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from backburner import bootstrap
+from backburner.models import Lane
+from cli import lanes
+from tests.fakes.provider import Behaviour, FakeProvider
+from tests.integration.deployed import Deployed
+from tests.integration.functions import Stack, sigterm_kept
+from tests.integration.test_tool_dead import die, printed
+
+
+@pytest.fixture
+def stack(deployed: Deployed, provider: FakeProvider) -> Iterator[Stack]:
+    """The functions, with keys for the provider."""
+    functions = Stack(deployed)
+    functions.provider_keys()
+    with sigterm_kept():
+        yield functions
+
+
+@pytest.fixture
+def pollers(tool: Any) -> Iterator[dict[str, str]]:
+    """The states of the lanes' pollers, as Lambda has them; as they were, for whoever comes next."""
+    yield _Pollers()
+    for mapping in boto3.client("lambda").list_event_source_mappings()["EventSourceMappings"]:
+        boto3.client("lambda").update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
+
+
+class _Pollers(dict[str, str]):
+    def __missing__(self, lane: str) -> str:
+        found = boto3.client("lambda").list_event_source_mappings(FunctionName="WorkerFunction")["EventSourceMappings"]
+        return next(str(each["State"]) for each in found if f"{lane.capitalize()}Queue" in each["EventSourceArn"])
+
+
+def test_a_lane_is_stopped_and_started_and_the_others_go_on(tool: Any, pollers: dict[str, str]) -> None:
+    """By its event source mapping; twice is no error, and stopping is asked about."""
+    assert printed(tool("resume", "bulk", "--json")) == {"lane": "bulk", "state": "Enabled"}
+    assert (pollers["bulk"], pollers["standard"]) == ("Enabled", "Disabled")
+    assert tool("pause", "bulk", input="n\n").exit_code == 1
+    assert pollers["bulk"] == "Enabled"
+    for _ in range(2):
+        assert printed(tool("pause", "bulk", "--yes", "--json")) == {"lane": "bulk", "state": "Disabled"}
+    assert pollers["bulk"] == "Disabled"
+    assert tool("pause", "fast", "--yes").exit_code == 2
+
+
+def test_a_poller_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lambda says Disabling for a while."""
+    states = iter(["Enabled", "Disabling", "Disabling", "Disabled"])
+    slept: list[float] = []
+    calls: list[dict[str, Any]] = []
+
+    class Somewhere:
+        def client(self, _service: str) -> Any:
+            return type("Client", (), {"update_event_source_mapping": lambda _self, **given: calls.append(given)})()
+
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {Lane.BULK: lanes.Poller("u-1", next(states), 2)})
+    assert lanes.switch(Somewhere(), Lane.BULK, on=False, sleep=slept.append) == "Disabled"  # type: ignore[arg-type]
+    assert (calls, slept) == ([{"UUID": "u-1", "Enabled": False}], [lanes.POLL_SECONDS] * 2)
+
+
+def test_status_tells_lanes_limits_and_failures(stack: Stack, tool: Any, provider: FakeProvider) -> None:
+    """Once where there is no terminal."""
+    die(stack, provider, "quota_exhausted", 2)
+    key = stack.client("bob")
+    for _ in range(3):
+        stack.post(key, {"prompt": "a", "priority": "bulk"})
+    told = printed(tool("status", "--json"))
+    by_lane = {lane["lane"]: lane for lane in told["lanes"]}
+    assert (by_lane["bulk"]["waiting"], by_lane["standard"]["waiting"]) == (3, 0)
+    assert 0 <= by_lane["bulk"]["oldest_seconds"] < 600
+    assert by_lane["standard"]["oldest_seconds"] is None
+    assert (by_lane["bulk"]["poller"], by_lane["bulk"]["concurrency"]) == ("Disabled", 2)
+    assert (told["dead_letters"], told["failed_last_hour"]) == (2, {"quota_exhausted": 2})
+    assert "gpt-5.4-mini" in told["limits"]
+    shown = tool("status")
+    assert shown.exit_code == 0
+    assert "dead jobs: 2" in shown.stdout
+    assert "quota_exhausted 2" in shown.stdout
+
+
+def test_a_lane_is_drained_when_nothing_of_it_waits_or_runs(
+    stack: Stack, tool: Any, monkeypatch: pytest.MonkeyPatch, pollers: dict[str, str]
+) -> None:
+    """While workers work; not while the lane is stopped; and not for ever."""
+    key = stack.client()
+    for _ in range(3):
+        stack.post(key, {"prompt": "a", "priority": "bulk"})
+    stack.post(key, {"prompt": "another lane"})
+    stopped = tool("drain", "bulk")
+    assert (stopped.exit_code, "backburner resume bulk" in stopped.stderr) == (2, True)
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {})
+    late = tool("drain", "bulk", "--for", "0s", "--json")
+    assert (late.exit_code, json.loads(late.stdout)["left"]) == (1, 3)
+    monkeypatch.setattr("cli.lanes.time.sleep", lambda _seconds: stack.work("BulkQueue"))
+    assert printed(tool("drain", "bulk", "--json")) == {"lane": "bulk", "left": 0}
+
+
+def test_a_stopped_lane_is_drained_by_cancelling(stack: Stack, tool: Any) -> None:
+    """What waits is cancelled, in this lane only."""
+    key = stack.client()
+    ids = [stack.post(key, {"prompt": "a", "priority": "bulk"}).json["job_id"] for _ in range(3)]
+    other = stack.post(key, {"prompt": "a"}).json["job_id"]
+    assert tool("drain", "bulk", "--cancel", input="n\n").exit_code == 1
+    assert printed(tool("drain", "bulk", "--cancel", "--yes", "--json"))["left"] == 0
+    assert {stack.get(key, job_id).json["status"] for job_id in ids} == {"cancelled"}
+    assert stack.get(key, other).json["status"] == "queued"
+
+
+def test_a_job_is_followed_to_its_end(
+    stack: Stack, tool: Any, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From queued over a failed attempt to its answer, of which nothing is printed."""
+    provider.script("secret-prompt", Behaviour(status=503), Behaviour(text="secret-answer"))
+    monkeypatch.setattr(bootstrap.SystemChance, "uniform", lambda _self, low, _high: low)
+    job_id = stack.post(stack.client(), {"prompt": "secret-prompt"}).json["job_id"]
+    monkeypatch.setattr(bootstrap.SystemClock, "sleep", lambda _self, _seconds: stack.work())
+    followed = tool("tail", job_id, "--json")
+    events = [json.loads(line) for line in followed.stdout.splitlines() if line.startswith('{"at"')]
+    assert followed.exit_code == 0
+    assert [(event["event"], event.get("status") or event.get("outcome")) for event in events] == [
+        ("status", "queued"),
+        ("attempt", "overloaded"),
+        ("status", "queued"),
+        ("attempt", "completed"),
+        ("status", "completed"),
+    ]
+    assert "secret" not in "".join(map(json.dumps, events))
+    assert tool("tail", job_id).exit_code == 0
+    assert tool("tail", "job_nobody").stderr == "there is no job 'job_nobody'\n"
+
+
+def test_a_job_that_fails_ends_the_following_with_1(stack: Stack, tool: Any, provider: FakeProvider) -> None:
+    """And says of what."""
+    [job_id] = die(stack, provider, "quota_exhausted", 1)
+    shown = tool("tail", job_id)
+    assert (shown.exit_code, "failed: quota_exhausted" in shown.stdout) == (1, True)
+    assert "dead_letter: delivered" in shown.stdout
