@@ -7,23 +7,30 @@ import secrets
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 from slack_sdk.signature import SignatureVerifier
 
+from backburner.pricing import PriceList
 from cli.deployment import Deployment, Profile, StackName
 from cli.screen import AsJson, show, table
-from cli.secrets import read_secret
+from cli.secrets import NAMES, read_secret
 
 MANIFEST = Path(__file__).parents[1] / "docs" / "slack-manifest.yaml"
 SECONDS = 15
+CONCURRENT = ("Interactive", "Standard", "Bulk", "Notifier")
+"""What the template's parameters <name>Concurrency limit."""
+ENDPOINTS_AT_ONCE = 2
+"""The endpoints need a place beside the workers."""
+DRIFT_LOOKS_MAX, DRIFT_PAUSE_SECONDS = 30, 2.0
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,175 @@ def _token(token: str, slack_url: str) -> list[Finding]:
     return [*found, Finding("Slack's scopes", not missing, detail)]
 
 
+# ── AWS's side, the providers' side ───────────────────────────────────────────────────────────────────────────────────
+
+
+def check_caller(at: Deployment) -> Sequence[Finding]:
+    """Whose credentials these are."""
+    return [Finding("AWS credentials", True, at.client("sts").get_caller_identity()["Arn"])]
+
+
+def check_secret(secret: Mapping[str, str]) -> Sequence[Finding]:
+    """Whether the deployment's secret holds what it should, without a slip of the hand."""
+    unknown = sorted(secret.keys() - set(NAMES))
+    padded = sorted(name for name, value in secret.items() if value != value.strip())
+    found = []
+    if unknown:
+        found.append(Finding("the secret", False, f"nobody reads {', '.join(unknown)}; there are: {', '.join(NAMES)}"))
+    if padded:
+        found.append(Finding("the secret", False, f"spaces around {', '.join(padded)}; set it again"))
+    held = ", ".join(name for name in NAMES if secret.get(name, "").strip()) or "nothing"
+    return found or [Finding("the secret", True, f"it holds {held}")]
+
+
+def check_providers(secret: Mapping[str, str], urls: Mapping[str, str], needed: str) -> Sequence[Finding]:
+    """Whether the providers can be reached from here with the deployment's keys.
+
+    urls: what stands for a provider, by its name; empty for the provider itself. needed: the default model's provider.
+    """
+    found = []
+    for name, lister in (("openai", _openai_models), ("anthropic", _anthropic_models)):
+        key = secret.get(f"{name}_api_key", "").strip()
+        if not key:
+            detail = f"{name}_api_key is empty: jobs for its models fail; `backburner secrets set {name}_api_key`"
+            found.append(Finding(name, False if name == needed else None, detail))
+            continue
+        try:
+            lister(key, urls.get(name, ""))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is what was looked for
+            found.append(_unreached(name, error))
+        else:
+            found.append(Finding(name, True, "it takes the key"))
+    return found
+
+
+def _openai_models(key: str, url: str) -> None:
+    import openai
+
+    openai.OpenAI(api_key=key, base_url=url or None, max_retries=0, timeout=SECONDS).models.list()
+
+
+def _anthropic_models(key: str, url: str) -> None:
+    import anthropic
+
+    anthropic.Anthropic(api_key=key, base_url=url or None, max_retries=0, timeout=SECONDS).models.list()
+
+
+def _unreached(name: str, error: Exception) -> Finding:
+    status = getattr(error, "status_code", None)
+    if status in (401, 403):
+        return Finding(name, False, f"it refuses the key ({status}); `backburner secrets set {name}_api_key`")
+    if status in (404, 405, 418):  # a compatible server need not list its models
+        return Finding(name, True, "it can be reached, but lists no models, so the key was not tried")
+    if status is not None:
+        return Finding(name, False, f"it answers {status}")
+    return Finding(name, False, f"it cannot be reached: {type(error).__name__}")
+
+
+def check_api(api_url: str) -> Sequence[Finding]:
+    """Whether the endpoint answers, and not to everybody."""
+    what = "the API"
+    try:
+        with urllib.request.urlopen(f"{api_url}/jobs/no-such-job", timeout=SECONDS) as reply:
+            return [Finding(what, False, f"it answers {reply.status} to a request without a key")]
+    except urllib.error.HTTPError as error:
+        return [Finding(what, error.code == 401, f"{api_url} answers {error.code} to a request without a key")]
+    except OSError as error:
+        return [Finding(what, False, f"{api_url} cannot be reached: {error}")]
+
+
+def check_quota(at: Deployment) -> Sequence[Finding]:
+    """Whether the account's concurrency holds all that the lanes may run at once."""
+    limits = at.client("lambda").get_account_settings()["AccountLimit"]
+    allowed = limits.get("UnreservedConcurrentExecutions", limits["ConcurrentExecutions"])
+    lanes = {name: int(at.parameters.get(f"{name}Concurrency", "2")) for name in CONCURRENT}
+    needed = sum(lanes.values()) + ENDPOINTS_AT_ONCE
+    detail = f"{allowed} executions at once; the deployment may need {needed}"
+    if needed > allowed:
+        detail += ": raise the quota (Service Quotas, AWS Lambda, Concurrent executions) or lower the concurrencies"
+    return [Finding("Lambda's quota", needed <= allowed, detail)]
+
+
+def check_alarms(at: Deployment) -> Sequence[Finding]:
+    """Whether anybody hears of alarms."""
+    what = "alarms are told to"
+    topic = at.outputs["AlarmTopicArn"]
+    pages = at.client("sns").get_paginator("list_subscriptions_by_topic").paginate(TopicArn=topic)
+    listeners = [each for page in pages for each in page["Subscriptions"]]
+    if not listeners:
+        return [Finding(what, False, "nobody: deploy with AlarmEmail or SlackAlertsChannel")]
+    return [
+        Finding(what, False, f"{each['Endpoint']} has not confirmed yet: there is a link in its mail")
+        if each["SubscriptionArn"] in ("PendingConfirmation", "Deleted")
+        else Finding(what, True, f"{each['Protocol']}: {each['Endpoint'].rpartition(':')[2]}")
+        for each in listeners
+    ]
+
+
+def check_drift(at: Deployment, sleep: Callable[[float], None] = time.sleep) -> Sequence[Finding]:
+    """Whether resources were changed by hand since they were deployed."""
+    what, cloudformation = "template drift", at.client("cloudformation")
+    detection = cloudformation.detect_stack_drift(StackName=at.name)["StackDriftDetectionId"]
+    for _ in range(DRIFT_LOOKS_MAX):
+        seen = cloudformation.describe_stack_drift_detection_status(StackDriftDetectionId=detection)
+        if seen["DetectionStatus"] != "DETECTION_IN_PROGRESS":
+            break
+        sleep(DRIFT_PAUSE_SECONDS)
+    else:
+        return [Finding(what, None, "CloudFormation is still looking; try again in a minute")]
+    if seen["DetectionStatus"] != "DETECTION_COMPLETE":
+        return [Finding(what, None, f"CloudFormation could not tell: {seen.get('DetectionStatusReason', '')}")]
+    if seen["StackDriftStatus"] != "DRIFTED":
+        return [Finding(what, True, "none: everything is as it was deployed")]
+    drifted = cloudformation.describe_stack_resource_drifts(
+        StackName=at.name, StackResourceDriftStatusFilters=["MODIFIED", "DELETED"]
+    )["StackResourceDrifts"]
+    names = ", ".join(f"{each['LogicalResourceId']} ({each['StackResourceDriftStatus'].lower()})" for each in drifted)
+    return [Finding(what, False, f"changed by hand: {names}; deploy again, or put the change into the template")]
+
+
+def examined(what: str, check: Callable[[], Sequence[Finding]]) -> Sequence[Finding]:
+    """What a check finds; that it could not look, where AWS does not let it."""
+    try:
+        return check()
+    except NoCredentialsError:
+        return [Finding(what, False, "there are no AWS credentials; give --profile, or log in")]
+    except ClientError as error:
+        return [Finding(what, None, f"cannot be looked at: {error.response.get('Error', {}).get('Code')}")]
+    except BotoCoreError as error:
+        return [Finding(what, None, f"cannot be looked at: {error}")]
+
+
+def examine(at: Deployment) -> list[Finding]:
+    """All that can be looked at, in order. Raises Refused if there is no such stack."""
+    found = [*examined("AWS credentials", lambda: check_caller(at))]
+    chosen, api_url = at.parameters, at.outputs["ApiUrl"]
+    model = PriceList.load(chosen.get("ExtraModels", "")).find(chosen.get("DefaultModel", ""))
+    needed = model.provider if model is not None else ""
+    urls = {"openai": chosen.get("OpenAIBaseUrl", ""), "anthropic": chosen.get("AnthropicBaseUrl", "")}
+
+    def keys() -> Sequence[Finding]:
+        secret = read_secret(at)
+        slack = check_slack(secret, api_url, chosen.get("SlackApiBaseUrl", ""))
+        return [*check_secret(secret), *check_providers(secret, urls, needed), *slack]
+
+    return [
+        *found,
+        *check_api(api_url),
+        *examined("the secret", keys),
+        *examined("Lambda's quota", lambda: check_quota(at)),
+        *examined("alarms", lambda: check_alarms(at)),
+        *examined("template drift", lambda: check_drift(at)),
+    ]
+
+
 def doctor(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
-    """Try out how a deployment is set up, and say what is wrong. Ends with 1 if anything is."""
-    at = Deployment.find(stack, profile)
-    findings = check_slack(read_secret(at), at.outputs["ApiUrl"], at.parameters.get("SlackApiBaseUrl", ""))
-    grid = table("", "what", "")
+    """Try out how a deployment is set up, and say what is wrong. Ends with 1 if anything is.
+
+    Looks at credentials, API, keys, providers, Slack, quotas, who is told of alarms, and what was changed by hand.
+    """
+    findings = examine(Deployment.find(stack, profile))
+    grid = table("", "!what", "")
     for finding in findings:
         grid.add_row({True: "ok", False: "WRONG", None: "-"}[finding.ok], finding.what, finding.detail)
     show(findings, grid, as_json=as_json)

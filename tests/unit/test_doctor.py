@@ -5,14 +5,30 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 import yaml
+from botocore.exceptions import ClientError, NoCredentialsError
 
 from cli.clients import create_client
-from cli.doctor import MANIFEST, Finding, check_slack, manifest_scopes
+from cli.doctor import (
+    MANIFEST,
+    Finding,
+    check_alarms,
+    check_api,
+    check_caller,
+    check_drift,
+    check_providers,
+    check_quota,
+    check_secret,
+    check_slack,
+    examined,
+    manifest_scopes,
+)
 from tests.fakes.slack import SIGNING_SECRET, FakeSlack, needed_scope
 from tests.unit.test_slack_events import Desk
 
@@ -124,3 +140,166 @@ def test_no_client_takes_slacks_name() -> None:
     """It would see the questions of everybody in Slack."""
     with pytest.raises(ValueError, match="Slack"):
         create_client(None, "slack", "x", 0)
+
+
+# ── AWS's side, the providers' side ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Aws:
+    """A deployment whose AWS answers as told; what it was not told of, it denies."""
+
+    name = "backburner"
+
+    def __init__(self, **replies: object) -> None:
+        self.replies = replies
+        self.outputs = {"AlarmTopicArn": "arn:topic", "ApiUrl": "http://127.0.0.1:1"}
+        self.parameters = {"StandardConcurrency": "20"}
+
+    def client(self, _service: str) -> Aws:
+        return self
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        reply = self.replies.get(operation)
+        if reply is None:
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, operation)
+        return lambda **_: reply.pop(0) if isinstance(reply, list) else reply
+
+    def get_paginator(self, operation: str) -> Any:
+        pages = [self.replies[operation]]
+        return type("Pages", (), {"paginate": lambda _self, **_: pages})()
+
+
+def looked(check: Callable[..., Any], **replies: object) -> list[tuple[bool | None, str]]:
+    return [(finding.ok, finding.detail) for finding in examined("it", lambda: check(Aws(**replies)))]
+
+
+def test_the_callers_identity_is_told_and_missing_credentials_are_wrong() -> None:
+    """Before anything else is tried."""
+    assert looked(check_caller, get_caller_identity={"Arn": "arn:aws:iam::1:user/eve"})[0] == (
+        True,
+        "arn:aws:iam::1:user/eve",
+    )
+
+    def nobody() -> Sequence[Finding]:
+        raise NoCredentialsError
+
+    assert [finding.ok for finding in examined("it", nobody)] == [False]
+
+
+def test_what_may_not_be_looked_at_is_neither_right_nor_wrong() -> None:
+    """An operator without a permission still gets the rest."""
+    for check in (check_caller, check_quota, check_drift):
+        assert looked(check) == [(None, "cannot be looked at: AccessDenied")]
+
+
+def test_the_accounts_concurrency_must_hold_all_lanes() -> None:
+    """2 + 20 + 2, the notifier's 2, and the endpoints."""
+    settings = {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 28}}
+    assert looked(check_quota, get_account_settings=settings)[0][0] is True
+    settings["AccountLimit"]["UnreservedConcurrentExecutions"] = 27
+    ((ok, detail),) = looked(check_quota, get_account_settings=settings)
+    assert (ok, "raise the quota" in detail) == (False, True)
+
+
+def test_alarms_that_nobody_hears_are_found() -> None:
+    """No subscription, one that was never confirmed, and one that was."""
+
+    def told(*subscriptions: tuple[str, str, str]) -> list[bool | None]:
+        listed = [dict(zip(("Protocol", "Endpoint", "SubscriptionArn"), each, strict=True)) for each in subscriptions]
+        return [ok for ok, _ in looked(check_alarms, list_subscriptions_by_topic={"Subscriptions": listed})]
+
+    assert told() == [False]
+    assert told(("email", "a@example.com", "PendingConfirmation"), ("lambda", "arn:x:alerts", "arn:s")) == [False, True]
+
+
+def test_drift_is_waited_for_and_told_by_resource() -> None:
+    """What was changed by hand goes with the next deployment."""
+
+    def drift(*states: dict[str, str]) -> tuple[bool | None, str]:
+        resource = {"LogicalResourceId": "BulkQueue", "StackResourceDriftStatus": "MODIFIED"}
+        at: Any = Aws(
+            detect_stack_drift={"StackDriftDetectionId": "d"},
+            describe_stack_drift_detection_status=list(states),
+            describe_stack_resource_drifts={"StackResourceDrifts": [resource]},
+        )
+        (finding,) = check_drift(at, sleep=lambda _: None)
+        return finding.ok, finding.detail
+
+    under_way, done = {"DetectionStatus": "DETECTION_IN_PROGRESS"}, "DETECTION_COMPLETE"
+    assert drift(under_way, {"DetectionStatus": done, "StackDriftStatus": "IN_SYNC"})[0] is True
+    ok, detail = drift(under_way, under_way, {"DetectionStatus": done, "StackDriftStatus": "DRIFTED"})
+    assert (ok, "BulkQueue (modified)" in detail) == (False, True)
+    assert drift(*[under_way] * 30)[0] is None
+    assert drift({"DetectionStatus": "DETECTION_FAILED", "DetectionStatusReason": "no"})[0] is None
+
+
+def test_slips_of_the_hand_in_the_secret_are_found_and_no_key_is_shown() -> None:
+    """A name that nobody reads, a newline at the end."""
+    assert [finding.ok for finding in check_secret({"openai_api_key": "sk-1"})] == [True]
+    for secret, name in (({"openai_key": "sk-1"}, "openai_key"), ({"openai_api_key": "sk-1\n"}, "openai_api_key")):
+        found = check_secret(secret)
+        assert [finding.ok for finding in found] == [False]
+        assert name in found[0].detail
+        assert "sk-1" not in found[0].detail
+
+
+@contextmanager
+def answering(status: int, body: object) -> Iterator[str]:
+    """A server that answers everything so."""
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "ok", "said"),
+    [
+        (200, True, "takes the key"),
+        (401, False, "refuses the key"),
+        (404, True, "lists no models"),
+        (500, False, "500"),
+    ],
+)
+def test_a_provider_is_asked_with_the_deployments_key(status: int, ok: bool, said: str) -> None:
+    """Through the official SDKs; the key is not shown."""
+    with answering(status, {"data": [], "object": "list", "has_more": False}) as url:
+        secret = {"openai_api_key": "sk-secret", "anthropic_api_key": "sk-ant-secret"}
+        found = check_providers(secret, {"openai": f"{url}/v1", "anthropic": url}, "openai")
+    assert [(finding.what, finding.ok) for finding in found] == [("openai", ok), ("anthropic", ok)]
+    assert all(said in finding.detail for finding in found)
+    assert "sk-" not in "".join(finding.detail for finding in found)
+
+
+def test_a_provider_without_a_key_is_wrong_only_if_the_default_model_is_its() -> None:
+    """A deployment need not use both."""
+    found = check_providers({}, {}, "anthropic")
+    assert [(finding.what, finding.ok) for finding in found] == [("openai", None), ("anthropic", False)]
+
+
+def test_a_provider_that_cannot_be_reached_is_wrong() -> None:
+    """Nobody listens there."""
+    secret = {"openai_api_key": "sk-1", "anthropic_api_key": "sk-2"}
+    found = check_providers(secret, {"openai": "http://127.0.0.1:1/v1", "anthropic": "http://127.0.0.1:1"}, "")
+    assert [finding.ok for finding in found] == [False, False]
+
+
+@pytest.mark.parametrize(("status", "ok"), [(401, True), (403, False), (200, False), (502, False)])
+def test_the_api_must_answer_and_not_to_everybody(status: int, ok: bool) -> None:
+    """401 is what a stranger gets."""
+    with answering(status, {}) as url:
+        assert [finding.ok for finding in check_api(url)] == [ok]
+    assert [finding.ok for finding in check_api("http://127.0.0.1:1")] == [False]
