@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ class _Silence:
 
     def note(self, event: str, **fields: Any) -> None:
         """Say nothing."""
+
+    def about(self, **fields: Any) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Of nothing."""
+        return nullcontext()
 
 
 @dataclass(frozen=True)

@@ -235,11 +235,11 @@ def retry(
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
     jobs = [(dead.job, dead.cause) for dead in look(desk, wanted)[0] if dead.job is not None and dead.letter.reason]
-    if not jobs:
+    if not jobs and not wanted.is_empty:
         raise Refused("No dead job is like that; see `backburner dlq list`.")
     changes = changes_wanted(desk, edit=edit, edit_from=edit_from)
     causes = len({cause for _, cause in jobs})
-    confirm(f"Retry {len(jobs)} dead jobs of {causes} causes on {at.name}?", yes=yes)
+    confirm(f"Retry {len(jobs)} dead jobs of {causes} causes on {at.name}?", yes=yes or not jobs)
     seconds = canary_for if canary and len(jobs) > 1 else None
     try:
         with progress("Retrying", len(jobs)) as advance:
@@ -272,7 +272,7 @@ def discard(
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
     dead, settled = look(desk, wanted)
-    if not dead and not settled:
+    if not dead and not settled and not wanted.is_empty:
         raise Refused("No dead job is like that; see `backburner dlq list`.")
     confirm(f"Discard {len(dead)} dead jobs on {at.name}? They can not be retried afterwards.", yes=yes)
     with progress("Discarding", len(dead)) as advance:

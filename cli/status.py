@@ -28,7 +28,7 @@ FAILURES_MAX = 100
 
 @dataclass(frozen=True)
 class LaneState:
-    """A lane. oldest_seconds: how long its oldest unfinished job has been there, by its row."""
+    """A lane. oldest_seconds: how long its oldest queued job has waited, by its row."""
 
     lane: Lane
     waiting: int
@@ -45,9 +45,8 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
     rows = unfinished(desk)
     lanes = []
     for lane, output in QUEUES.items():
-        born = [row.created_at for row in rows if row.lane is lane]
-        poller = known.get(lane)
-        oldest = (now - min(born)) / 1000 if born else None
+        since, poller = desk.lifecycle.store.oldest_waiting(lane), known.get(lane)
+        oldest = None if since is None else (now - since) / 1000
         counts = queue_counts(at, output)
         lanes.append(
             LaneState(

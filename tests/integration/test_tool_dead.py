@@ -213,7 +213,7 @@ def test_what_is_no_job_is_discarded_too(stack: Stack, tool: Any) -> None:
     stack.run("garbage")
     [group] = printed(tool("dlq", "list", "--json"))["groups"]
     assert (group["cause"], group["count"]) == ("malformed_hint", 1)
-    assert tool("dlq", "retry", "--all", "--yes").exit_code == 2
+    assert printed(tool("dlq", "retry", "--all", "--yes", "--json"))["retried"] == []
     assert len(printed(tool("dlq", "discard", "--all", "--yes", "--json"))["discarded"]) == 1
     assert letters(stack) == 0
 
