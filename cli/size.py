@@ -36,8 +36,8 @@ ACCEPT_GB_SECONDS, POLL_GB_SECONDS, REPAIR_GB_SECONDS = 0.5 * 0.05, 0.5 * 0.02, 
 WORKER_GB = 1.0
 LOG_BYTES = 3_000
 REPAIRS = 60 * 730
-ALARMS, METRICS, SECRETS = 20, 40, 2
-"""About as many as the template has, and as a deployment with a few models and clients publishes."""
+ALARMS, METRICS, SECRETS = 45, 137, 2
+"""The template's, a composite alarm counted as the five whose price it has; metrics of two models, see metrics.md."""
 
 
 @dataclass(frozen=True)
