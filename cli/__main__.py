@@ -13,6 +13,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Operate a Backburner deployment: the local stack if one is running, `--stack NAME` for another.",
+    epilog="Something is wrong? `status`, then `dlq list`, then `jobs show` or `tail`; docs/runbook.md says what to do."
+    " A new deployment? `secrets set`, `clients create`, `doctor`, `load`.",
 )
 app.command()(status.status)
 app.command()(submit.submit)
