@@ -1,4 +1,4 @@
-"""`backburner secrets`: the keys of providers and of Slack, which lie in one secret."""
+"""`backburner secrets`: the keys of providers and of Slack, which lie in one secret; and the key that seals others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from backburner.adapters.dynamodb import ClientsTable
 from cli.deployment import Deployment, Profile, StackName
-from cli.screen import AsJson, Refused, show
+from cli.screen import AsJson, Refused, Yes, confirm, show
+from cli.sealing import rotate_key
 
-app = typer.Typer(no_args_is_help=True, help="Keys of providers and of Slack.")
+app = typer.Typer(no_args_is_help=True, help="Keys of providers and of Slack, and the key that seals webhook secrets.")
 
 NAMES = ("openai_api_key", "anthropic_api_key", "slack_signing_secret", "slack_bot_token")
 """What the secret holds, as template.yaml makes it."""
@@ -53,3 +55,27 @@ def set_(
         SecretId=at.outputs["ProviderSecretArn"], SecretString=json.dumps({**secret, name: value})
     )
     show({"set": name}, f"{name}: set. `backburner doctor` tries it out.", as_json=as_json)
+
+
+@app.command("rotate-sealing-key")
+def rotate_sealing_key(
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many keys before it go on opening; left out: all.", show_default=False),
+    ] = None,
+    yes: Yes = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal webhook secrets with a fresh key from now on, and the clients' own with it anew.
+
+    A job keeps the secret that came with it as it was sealed, so keep a key while jobs accepted under it are kept.
+    """
+    at = Deployment.find(stack, profile)
+    if keep is not None:
+        confirm(f"Drop all but {keep} of the sealing keys of {at.name}? What they sealed is lost.", yes=yes)
+    clients = ClientsTable(at.client("dynamodb"), at.outputs["ClientsTableName"])
+    keys, count = rotate_key(at.client("secretsmanager"), at.outputs["WebhookKeySecretArn"], clients, keep=keep)
+    said = f"A fresh key seals; {keys} open. The secrets of {count} clients were sealed anew."
+    show({"keys": keys, "clients": count}, said, as_json=as_json)

@@ -9,10 +9,12 @@ from typing import Any
 import boto3
 import pytest
 
+from backburner.adapters.dynamodb import ClientsTable
 from backburner.http import CLIENT_CACHE_SECONDS
 from cli.secrets import NAMES
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
+from tests.integration.test_webhook_secrets import seals
 
 PROMPT = {"prompt": "Name a river."}
 
@@ -117,3 +119,23 @@ def test_what_is_no_key_changes_nothing(tool: Any, secret: Any, name: str, value
     before = secret()
     assert tool("secrets", "set", name, input=value).exit_code == 2
     assert secret() == before
+
+
+def test_the_sealing_key_is_rotated_and_what_was_sealed_still_opens(
+    stack: Stack, tool: Any, deployed: Deployed
+) -> None:
+    """A client's webhooks go on; dropping old keys is asked about."""
+    client: Any = boto3.client("secretsmanager")
+    before = client.get_secret_value(SecretId=deployed.names["WebhookKeySecret"])["SecretString"]
+    stack.client("my-app")
+    given = json.loads(tool("clients", "webhook-secret", "rotate", "my-app", "--json").stdout)["webhook_secret"]
+    try:
+        assert json.loads(tool("secrets", "rotate-sealing-key", "--json").stdout) == {"keys": 2, "clients": 1}
+        refused = tool("secrets", "rotate-sealing-key", "--keep", "0", input="n\n")
+        assert refused.exit_code == 1
+        done = tool("secrets", "rotate-sealing-key", "--keep", "0", "--yes", "--json")
+        assert json.loads(done.stdout) == {"keys": 1, "clients": 1}
+        table = ClientsTable(boto3.client("dynamodb"), deployed.names["ClientsTable"])
+        assert [seals(deployed).open(token) for token in table.of("my-app", 0)] == [given]
+    finally:
+        client.put_secret_value(SecretId=deployed.names["WebhookKeySecret"], SecretString=before)

@@ -26,6 +26,12 @@ LOCAL = {
 NO_STACK = {"size"}
 """It is about a load, not a deployment."""
 
+ASKS = {
+    "jobs retry", "jobs cancel", "dlq retry", "dlq discard", "clients disable", "pause", "drain", "load",
+    "secrets rotate-sealing-key",
+}  # fmt: skip
+"""What destroys or costs something."""
+
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """All commands, with their names as they are typed."""
@@ -70,8 +76,8 @@ def test_all_commands_are_there() -> None:
     expected = (
         "status", "jobs list", "jobs show", "jobs retry", "jobs cancel", "dlq list", "dlq show", "dlq retry",
         "dlq discard", "clients create", "clients list", "clients rotate", "clients limits", "clients disable",
-        "clients webhook-secret rotate", "limits show", "limits set", "secrets set", "webhooks resend", "doctor",
-        "size", "load", "tail", "submit", "pause", "resume", "drain",
+        "clients webhook-secret rotate", "limits show", "limits set", "secrets set", "secrets rotate-sealing-key",
+        "webhooks resend", "doctor", "size", "load", "tail", "submit", "pause", "resume", "drain",
     )  # fmt: skip
     assert sorted(COMMANDS) == sorted(expected)
 
@@ -85,7 +91,17 @@ def test_every_command_explains_itself_and_takes_the_common_options(name: str) -
     assert "--json" in options
     if name not in NO_STACK:
         assert {"--stack", "--profile"} <= options
-    asks = {"jobs retry", "jobs cancel", "dlq retry", "dlq discard", "clients disable", "pause", "drain", "load"}
+    asks = {
+        "jobs retry",
+        "jobs cancel",
+        "dlq retry",
+        "dlq discard",
+        "clients disable",
+        "pause",
+        "drain",
+        "load",
+        "secrets rotate-sealing-key",
+    }
     assert (name in asks) == ("--yes" in options)
     assert CliRunner().invoke(app, [*name.split(), "--help"]).exit_code == 0
 
