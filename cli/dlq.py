@@ -14,7 +14,7 @@ from backburner.ports import Conflict
 from backburner.redrive import Dead
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
-from cli.durations import Duration, in_words
+from cli.durations import in_words, seconds_of
 from cli.jobs import Content, find_job, show_job
 from cli.retries import DEFAULT_RATE, Edit, EditFrom, changes_wanted, retry_all, told
 from cli.screen import AsJson, Refused, Yes, confirm, progress, show, table
@@ -134,7 +134,7 @@ Match = Annotated[str | None, typer.Option(help="Only where the error's words ho
 OfClient = Annotated[str | None, typer.Option("--client", help="Only this client's.", show_default=False)]
 OfLane = Annotated[Lane | None, typer.Option("--lane", help="Only this lane's.", show_default=False)]
 OlderThan = Annotated[
-    float | None, typer.Option(parser=Duration, metavar="DURATION", help="Such as 30m or 12h.", show_default=False)
+    float | None, typer.Option(parser=seconds_of, metavar="DURATION", help="Such as 30m or 12h.", show_default=False)
 ]
 All = Annotated[bool, typer.Option("--all", help="All dead jobs.")]
 
@@ -218,8 +218,9 @@ def retry(
     rate: Annotated[float, typer.Option(min=0.01, help="Jobs a second.")] = DEFAULT_RATE,
     canary: Annotated[bool, typer.Option(help="Retry one of each cause first, and the others if it completes.")] = True,
     canary_for: Annotated[
-        float, typer.Option(parser=Duration, metavar="DURATION", help="How long to wait for a canary.")
-    ] = "5m",  # type: ignore[assignment]
+        float,
+        typer.Option(parser=seconds_of, metavar="DURATION", help="How long to wait for a canary.", show_default="5m"),
+    ] = 300.0,
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,

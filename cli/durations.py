@@ -9,7 +9,7 @@ import typer
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def Duration(text: str | float) -> float:  # noqa: N802  the name of a kind of option
+def seconds_of(text: str | float) -> float:
     """Seconds. A bare number is seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())
     if match is None:

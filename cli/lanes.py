@@ -12,7 +12,7 @@ import typer
 from backburner.models import Job, JobStatus, Lane
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
-from cli.durations import Duration, in_words
+from cli.durations import in_words, seconds_of
 from cli.jobs import cancel_job
 from cli.screen import AsJson, Refused, Yes, confirm, notes, show
 
@@ -112,8 +112,11 @@ def _switched(at: Deployment, lane: Lane, *, on: bool, as_json: bool) -> None:
 def drain(
     lane: LaneName,
     wait: Annotated[
-        float, typer.Option("--for", parser=Duration, metavar="DURATION", help="How long to wait at most.")
-    ] = "1h",  # type: ignore[assignment]
+        float,
+        typer.Option(
+            "--for", parser=seconds_of, metavar="DURATION", help="How long to wait at most.", show_default="1h"
+        ),
+    ] = 3_600.0,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel what waits, instead of letting it run.")] = False,
     yes: Yes = False,
     stack: StackName = None,

@@ -16,11 +16,10 @@ import urllib3
 from backburner.models import Lane
 from cli.api import CONNECTIONS_MAX, HASTY, PATIENT, Api, ApiKey, has_ended
 from cli.deployment import Deployment, Profile, StackName
-from cli.durations import Duration
+from cli.durations import seconds_of
 from cli.screen import AsJson, Yes, confirm, progress, show, table
 
 ACK_MS = 1_000.0
-LOST_AFTER = "10m"
 POLL_SECONDS = 1.0
 ASKED = {"prompt": "Say yes.", "system_prompt": "Answer in one word.", "max_tokens": 16}
 """As cheap as a call can be; the deployment and the provider's limits are tried out, not the model."""
@@ -124,14 +123,20 @@ def verdict(burst: Burst, ack_ms: float) -> list[str]:
 
 def load(
     rps: Annotated[float, typer.Option(min=0.01, help="The expected peak, in jobs a second.")],
-    for_: Annotated[float, typer.Option("--for", parser=Duration, metavar="DURATION", help="How long.")] = "60s",  # type: ignore[assignment]
+    for_: Annotated[
+        float,
+        typer.Option("--for", parser=seconds_of, metavar="DURATION", help="How long.", show_default="60s"),
+    ] = 60.0,
     times: Annotated[float, typer.Option(min=0.1, help="The burst is so many times the peak.")] = 2.0,
     lane: Annotated[Lane, typer.Option(help="The lane that jobs go to.")] = Lane.STANDARD,
     model: Annotated[str | None, typer.Option(help="Left out: the deployment's default.", show_default=False)] = None,
     ack_ms: Annotated[float, typer.Option(min=1, help="The longest p99 of a 202 that passes.")] = ACK_MS,
     lost_after: Annotated[
-        float, typer.Option(parser=Duration, metavar="DURATION", help="A job that has not ended by then is lost.")
-    ] = LOST_AFTER,  # type: ignore[assignment]
+        float,
+        typer.Option(
+            parser=seconds_of, metavar="DURATION", help="A job that has not ended by then is lost.", show_default="10m"
+        ),
+    ] = 600.0,
     yes: Yes = False,
     key: ApiKey = None,
     stack: StackName = None,

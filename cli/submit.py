@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,20 +202,13 @@ def _tell(job: Mapping[str, Any], line: int, *, plain: bool, write: Callable[[Ma
         write({"line": line, **job})
 
 
-class _sink:  # noqa: N801  used like a function
+@contextmanager
+def _sink(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Where results go: one JSON line each, at once, so that an interrupted run has written what it knew."""
+    with nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8") as file:
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+        def write(value: Mapping[str, Any]) -> None:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            file.flush()
 
-    def __enter__(self) -> Callable[[Mapping[str, Any]], None]:
-        self._file = sys.stdout if self._path is None else self._path.open("w", encoding="utf-8")
-        return self._write
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        self._file.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            self._file.close()
+        yield write

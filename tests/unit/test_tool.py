@@ -14,7 +14,7 @@ from backburner.errors import PortUnavailable
 from cli import deployment
 from cli.__main__ import app
 from cli.deployment import Deployment
-from cli.durations import Duration, in_words
+from cli.durations import in_words, seconds_of
 from cli.screen import Refused
 
 LOCAL = {
@@ -132,14 +132,14 @@ def test_what_goes_wrong_is_one_line_and_a_status(
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("1d", 86_400)])
 def test_durations(text: str, seconds: float) -> None:
     """As people write them."""
-    assert Duration(text) == seconds
+    assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5s", "5 weeks", "1h30m"])
 def test_what_is_no_duration(text: str) -> None:
     """Is refused, not guessed."""
     with pytest.raises(typer.BadParameter):
-        Duration(text)
+        seconds_of(text)
 
 
 def test_durations_in_words() -> None:
