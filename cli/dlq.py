@@ -236,8 +236,8 @@ def retry(
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
     jobs = [(dead.job, dead.cause) for dead in look(desk, wanted)[0] if dead.job is not None and dead.letter.reason]
-    if not jobs and not wanted.is_empty:
-        raise Refused("No dead job is like that; see `backburner dlq list`.")
+    if not jobs and wanted.job_ids:
+        raise Refused("No dead job has such an id; see `backburner dlq list`, or `backburner jobs retry`.")
     changes = changes_wanted(desk, edit=edit, edit_from=edit_from)
     causes = len({cause for _, cause in jobs})
     confirm(f"Retry {len(jobs)} dead jobs of {causes} causes on {at.name}?", yes=yes or not jobs)
@@ -272,10 +272,10 @@ def discard(
         raise Refused("Say which: job ids, --cause, --match, --client, --lane, --older-than, or --all.")
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
-    dead, settled = look(desk, wanted)
-    if not dead and not settled and not wanted.is_empty:
-        raise Refused("No dead job is like that; see `backburner dlq list`.")
-    confirm(f"Discard {len(dead)} dead jobs on {at.name}? They can not be retried afterwards.", yes=yes)
+    dead, _ = look(desk, wanted)
+    if not dead and wanted.job_ids:
+        raise Refused("No dead job has such an id; see `backburner dlq list`.")
+    confirm(f"Discard {len(dead)} dead jobs on {at.name}? They can not be retried afterwards.", yes=yes or not dead)
     with progress("Discarding", len(dead)) as advance:
         gone, left = discard_all(desk, dead, advance)
     said = [f"{len(gone)} discarded.", *(f"{name} left: {why}" for name, why in left.items())]

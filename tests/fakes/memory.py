@@ -385,6 +385,9 @@ class MemoryDeadLetters:
         self._in_hand |= {letter.name for letter in found}
         return found
 
+    def count(self) -> int:
+        return len(self.letters)
+
     def put_back(self, letters: Sequence[DeadLetter]) -> None:
         self._in_hand -= {letter.name for letter in letters}
 

@@ -343,6 +343,7 @@ def test_no_more_than_ten_letters_are_taken_at_once(graveyard: Graveyard) -> Non
     takes = [graveyard.queue.receive(60) for _ in range(6)]
     assert max(len(take) for take in takes) <= 10
     assert len({letter.name for take in takes for letter in take}) == 25
+    assert graveyard.queue.count() == 25  # in whosever hand they are
 
 
 def test_a_letter_tells_the_tool_what_the_console_shows(deployed: Deployed) -> None:

@@ -225,7 +225,9 @@ def test_all_dead_jobs_are_taken_only_if_asked_for(stack: Stack, tool: Any, prov
     refused = tool("dlq", verb, "--yes")
     assert (refused.exit_code, "--all" in refused.stderr) == (2, True)
     assert letters(stack) == 1
-    assert tool("dlq", verb, "--cause", "timeout", "--yes").exit_code == 2
+    nothing = printed(tool("dlq", verb, "--cause", "timeout", "--yes", "--json"))
+    assert (nothing["left"], letters(stack)) == ({}, 1)
+    assert tool("dlq", verb, "job_nobody", "--yes").exit_code == 2
 
 
 def test_letters_whose_jobs_were_redriven_by_hand_are_swept_up(stack: Stack, tool: Any, provider: FakeProvider) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -286,6 +287,22 @@ def test_a_look_at_many_letters_shows_each_once_and_puts_them_back() -> None:
     next(look)
     look.close()  # type: ignore[attr-defined]
     assert len(list(house.redrive.letters())) == 35
+
+
+def test_letters_in_the_repairers_hand_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks every minute, and hides what it looks at for seconds. What stays hidden is not waited for for ever."""
+    house, _ = dead_house()
+    receive = house.dead_letters.receive
+    looks: list[int] = []
+
+    def later(seconds: int) -> Sequence[DeadLetter]:
+        looks.append(seconds)
+        return [] if len(looks) < 4 else receive(seconds)
+
+    monkeypatch.setattr(house.dead_letters, "receive", later)
+    assert len(list(house.redrive.letters())) == 1
+    monkeypatch.setattr(house.dead_letters, "receive", lambda _seconds: [])
+    assert list(house.redrive.letters()) == []
 
 
 def test_a_failure_that_only_the_client_can_mend_can_be_retried_mended() -> None:

@@ -193,6 +193,9 @@ class DeadLetterQueue(Protocol):
     def receive(self, seconds: int) -> Sequence[DeadLetter]:
         """Take some letters, ten at most, into hand: nobody else sees them for so long. None: probably no more."""
 
+    def count(self) -> int:
+        """How many letters there are, in whosever hand; approximately."""
+
     def put_back(self, letters: Sequence[DeadLetter]) -> None:
         """Let others see letters again that were just received."""
 

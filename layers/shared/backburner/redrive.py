@@ -37,6 +37,8 @@ MENDABLE = frozenset(
 """What a provider is asked. The rest of a request is the row's: its lane, its deadline, whom to tell."""
 SECONDS = 60
 """Letters looked at are out of others' sight for so long at most; they are put back as soon as all are seen."""
+MISSES_MAX = 8
+"""Receives that bring nothing new, each a second long: more than the repairer has letters in its hand."""
 VARIES = re.compile(r"\b(?:[a-z]+_)?[0-9a-f]*[0-9][0-9a-z]{5,}\b|[0-9]+", re.IGNORECASE)
 """What differs between errors of one cause: ids and numbers."""
 
@@ -83,9 +85,10 @@ class Redrive:
     def letters(self) -> Iterator[Dead]:
         """All letters, each once. Those that were not removed meanwhile are put back when the iterator ends."""
         seen: dict[str, DeadLetter] = {}
-        misses = 0
+        total, misses = self.dead_letters.count(), 0
         try:
-            while misses <= len(seen) // 100:  # in a long look, letters come back that were seen
+            # Some may be in the repairer's hand, for seconds; and in a long look, letters come back that were seen.
+            while misses == 0 or (len(seen) < total and misses <= MISSES_MAX + len(seen) // 100):
                 new = [letter for letter in self.dead_letters.receive(SECONDS) if letter.name not in seen]
                 misses = 0 if new else misses + 1
                 seen |= {letter.name: letter for letter in new}

@@ -238,6 +238,13 @@ class DeadLetters:
             )
         return [_letter(message) for message in reply.get("Messages", [])]
 
+    def count(self) -> int:
+        """What SQS says of messages that can be received, and of those that are hidden."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        with translated():
+            reply = self._client.get_queue_attributes(QueueUrl=self._url, AttributeNames=names)
+        return sum(int(reply["Attributes"][name]) for name in names)
+
     def put_back(self, letters: Sequence[DeadLetter]) -> None:
         """Let others see letters again; one that cannot be put back comes back by itself."""
         for start in range(0, len(letters), 10):
