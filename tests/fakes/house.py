@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,7 @@ class House:
     receivers: Receivers = field(default_factory=Receivers)
     seals: MemorySeals = field(default_factory=MemorySeals)
     webhook_secrets: MemoryWebhookSecrets = field(default_factory=MemoryWebhookSecrets)
+    new_lock: Any = threading.Lock
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
@@ -94,7 +96,7 @@ class House:
             tallies=self.tallies,
             attempts_max=self.attempts_max,
         )
-        self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal)
+        self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal, self.new_lock)
         self.submission = Submission(
             store=self.store,
             payloads=self.payloads,

@@ -355,9 +355,13 @@ class MemoryDepths:
 
     def __init__(self) -> None:
         self.said: dict[Lane, int | None] = dict.fromkeys(Lane, 0)
+        self.delayed: dict[Lane, int | None] = dict.fromkeys(Lane, 0)
 
     def waiting(self, lane: Lane) -> int | None:
         return self.said[lane]
+
+    def put_off(self, lane: Lane) -> int | None:
+        return self.delayed[lane]
 
 
 class MemoryDeadLetters:

@@ -203,6 +203,7 @@ def test_each_lane_is_a_queue_of_its_own(deployed: Deployed) -> None:
         LaneQueues(sqs, urls).send(Hint("job_1"), client_id="alice", lane=lane, delay_seconds=60)
     depths = LaneDepths(sqs, urls)
     assert [depths.waiting(lane) for lane in Lane] == [0, 1, 2]
+    assert [depths.put_off(lane) for lane in Lane] == [1, 1, 1]
 
 
 def test_a_depth_is_read_once_in_ten_seconds(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:

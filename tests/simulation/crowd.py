@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from backburner import limits as limiter_module
 from backburner.errors import Overloaded, RateLimited
 from backburner.models import (
     DIMENSIONS,
@@ -355,7 +354,7 @@ class Crowd:
 
         any_clock: Any = clock
         any_journal: Any = self.journal
-        house = House(
+        return House(
             provider=self.provider,
             clock=any_clock,
             chance=self._chance,
@@ -364,14 +363,8 @@ class Crowd:
             hints=distant(self.lanes),
             limits=distant(self.limits),
             catalogue=self._catalogue,
+            new_lock=partial(VirtualLock, self.timeline),  # a task that waits for a real one would wait for ever
         )
-        for name in self.models:  # a task that waits for a real lock would wait for ever
-            for lane in Lane:
-                turn = limiter_module._Turn()
-                lock: Any = VirtualLock(self.timeline)
-                turn.lock = lock
-                house.limiter._turns[name, lane] = turn
-        return house
 
     # ── What happens ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -27,14 +27,50 @@ def test_a_limit_is_used_up_from_a_cold_start_and_never_exceeded(shape: Shape, a
     assert crowd.limiter_writes < 2
 
 
-def test_fifty_workers_share_a_limit_as_well_as_five() -> None:
-    """Most jobs wait in the queue for their turn, and the limit is used up all the same."""
-    crowd = Crowd(provided("m", requests=600, tokens=60_000), workers={Lane.STANDARD: 50})
-    crowd.enqueue(2_000, model="m")
+def test_fifty_workers_share_the_limits_of_three_models() -> None:
+    """Most jobs wait in their client's line for their turn, and the limits are used up all the same."""
+    models = ("m-1", "m-2", "m-3")
+    crowd = Crowd(*(provided(name, requests=600, tokens=60_000) for name in models), workers={Lane.STANDARD: 50})
+    for number in range(900):
+        crowd.enqueue(1, model=models[number % 3])
     crowd.run(seconds_max=1_000)
-    assert crowd.ends == {JobStatus.COMPLETED: 2_000}
-    assert len(crowd.told["m"].refused_at) <= 2
-    assert crowd.utilisation("m") >= 0.985
+    assert crowd.ends == {JobStatus.COMPLETED: 900}
+    for name in models:
+        assert crowd.told[name].refused_at == []
+        assert crowd.utilisation(name) >= 0.98
+    assert crowd.limiter_writes < 2.6  # the first calls of a model are each a lesson
+
+
+def test_a_client_waits_little_longer_beside_anothers_backlog() -> None:
+    """The backlog's jobs wait in their line, and the newcomer's come first."""
+    assert _wait_beside(1_000) <= 2 * _wait_beside(0)
+
+
+def _wait_beside(backlog: int) -> float:
+    """The p95 wait of twenty jobs that come when another client's backlog has been there for twenty seconds."""
+    crowd = Crowd(provided("m", requests=600, tokens=60_000), workers={Lane.STANDARD: 5})
+    crowd.enqueue(60 + backlog, model="m", client="alice")
+    few: list[int] = []
+    crowd.at(20, lambda: few.extend(crowd.enqueue(20, model="m", client="bob")))
+    crowd.run(seconds_max=200, until=lambda: bool(few) and all(number in crowd.provider.started for number in few))
+    return percentile(crowd.waits(few), 0.95)
+
+
+def test_an_outage_slows_its_model_down_and_no_other() -> None:
+    """A minute of 529: some calls find it out, then rare probes; and all jobs end well."""
+    crowd = Crowd(
+        provided("m-1", requests=600, tokens=60_000, outage=(20, 80)),
+        provided("m-2", requests=600, tokens=60_000),
+        workers={Lane.STANDARD: 10},
+    )
+    for number in range(600):
+        crowd.enqueue(1, model=("m-1", "m-2")[number % 2])
+    crowd.run(seconds_max=900)
+    assert crowd.ends == {JobStatus.COMPLETED: 600}
+    assert crowd.utilisation("m-2") >= 0.98
+    failed_at = crowd.told["m-1"].failed_at
+    assert sum(at >= 30 for at in failed_at) <= 5
+    assert crowd.told["m-1"].refused_at == crowd.told["m-2"].refused_at == []
 
 
 @pytest.mark.parametrize("headers", [True, False])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
@@ -25,6 +27,7 @@ from backburner.limits import (
 from backburner.models import Gauge, Lane, Later, Learned, Limits, Message, ModelInfo, Question, Slot, Usage
 from tests.fakes.memory import MODEL, START, FakeChance, FakeClock, MemoryJournal, MemoryLimits
 
+LINE = "line#m-1#bulk#a"
 ONE_A_SECOND = replace(MODEL, limits=Limits(requests=60))
 TOKENS = replace(MODEL, limits=Limits(tokens=60_000))
 
@@ -36,21 +39,29 @@ class Desk:
         self.clock = FakeClock()
         self.store = MemoryLimits()
         self.journal = MemoryJournal()
+        self.numbers = count()
         self.limiter = self.another()
 
     def another(self) -> SlotLimiter:
         return SlotLimiter(self.store, self.clock, FakeChance(7), self.journal)
 
+    def ask(
+        self, asked: Question, *, lane: Lane, patience_ms: int = 0, client: str | None = None, place: int | None = None
+    ) -> Slot | Later:
+        """For a client of its own, unless one is named."""
+        client_id = client or f"client-{next(self.numbers)}"
+        return self.limiter.take(asked, lane=lane, client_id=client_id, place=place, patience_ms=patience_ms)
+
     def gauge(self, model: ModelInfo = ONE_A_SECOND) -> Gauge:
         return self.store.gauges[f"model#{model.name}"]
 
     def take(self, model: ModelInfo = ONE_A_SECOND, lane: Lane = Lane.INTERACTIVE, patience_ms: int = 0) -> Slot:
-        got = self.limiter.take(question(model), lane=lane, patience_ms=patience_ms)
+        got = self.ask(question(model), lane=lane, patience_ms=patience_ms)
         assert isinstance(got, Slot)
         return got
 
     def later(self, model: ModelInfo = ONE_A_SECOND, lane: Lane = Lane.INTERACTIVE) -> Later:
-        got = self.limiter.take(question(model), lane=lane, patience_ms=0)
+        got = self.ask(question(model), lane=lane, patience_ms=0)
         assert isinstance(got, Later)
         return got
 
@@ -61,6 +72,14 @@ class Desk:
 
     def waits(self, count: int, model: ModelInfo = ONE_A_SECOND) -> list[int]:
         return [self.take(model).start_at - self.clock.now() for _ in range(count)]
+
+
+def _until(so: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if so():
+            return
+        time.sleep(0.001)
+    raise AssertionError
 
 
 def question(model: ModelInfo, *, size: int = 0, max_tokens: int = 100) -> Question:
@@ -101,7 +120,7 @@ def test_each_caller_gets_a_slot_of_its_own_whatever_process_it_is_in(desk: Desk
     starts = []
     for _ in range(5):
         starts.append(desk.take().start_at)
-        got = other.take(question(ONE_A_SECOND), lane=Lane.INTERACTIVE, patience_ms=0)
+        got = other.take(question(ONE_A_SECOND), lane=Lane.INTERACTIVE, client_id="b", place=None, patience_ms=0)
         assert isinstance(got, Slot)
         starts.append(got.start_at)
     assert [start - desk.clock.now() for start in starts] == [1_000 * turn for turn in range(10)]
@@ -133,10 +152,10 @@ def test_a_model_without_limits_costs_no_write(desk: Desk) -> None:
 def test_a_request_larger_than_a_burst_is_not_refused_for_ever(desk: Desk) -> None:
     """It starts when its turn comes, and those behind it wait longer."""
     huge = question(TOKENS, size=200_000, max_tokens=50_000)
-    got = desk.limiter.take(huge, lane=Lane.BULK, patience_ms=0)
+    got = desk.ask(huge, lane=Lane.BULK, patience_ms=0)
     assert isinstance(got, Slot)
     assert got.start_at == desk.clock.now()
-    assert isinstance(desk.limiter.take(huge, lane=Lane.BULK, patience_ms=0), Later)
+    assert isinstance(desk.ask(huge, lane=Lane.BULK, patience_ms=0), Later)
 
 
 # ── Horizons ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,34 +163,37 @@ def test_a_request_larger_than_a_burst_is_not_refused_for_ever(desk: Desk) -> No
 
 def test_a_lane_reserves_no_further_than_its_horizon(desk: Desk) -> None:
     """Bulk fills two seconds, and an urgent job comes right after it."""
-    taken = 0
-    while isinstance(desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0), Slot):
+    now, taken = desk.clock.now(), 0
+    while isinstance(desk.ask(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0), Slot):
         taken += 1
     assert taken == 3  # at 0, 1 and 2 s
-    assert desk.waits(1) == [3_000]
+    assert desk.take().start_at == now + 3_000
 
 
 def test_who_is_refused_learns_when_to_come_back(desk: Desk) -> None:
     """Three seconds' worth is taken; a second later there is room within two."""
     desk.waits(3)
+    now = desk.clock.now()
     later = desk.later(lane=Lane.BULK)
-    assert 1_000 < later.until - desk.clock.now() <= 1_100
-    assert later.start_at - desk.clock.now() == 3_000
-    desk.clock.time = later.until
+    assert 1_000 < later.place - now <= 1_100
+    assert later.start_at - now == 3_000
+    desk.clock.time = later.place
     assert desk.take(lane=Lane.BULK).start_at == later.start_at
 
 
 def test_patience_waits_inside_the_call(desk: Desk) -> None:
-    """Up to its end, and only then is the caller sent away."""
-    desk.waits(4)
+    """For a turn that is near, and no longer than it lasts; else the caller is sent away."""
+    desk.waits(3)
     before = desk.clock.now()
+    assert isinstance(desk.ask(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=500), Later)
+    assert desk.clock.now() - before <= 500
     slot = desk.take(lane=Lane.BULK, patience_ms=5_000)
-    assert slot.start_at - before == 4_000
-    assert 2_000 <= desk.clock.now() - before <= 3_000
+    assert slot.start_at - before == 3_000
+    assert 1_000 <= desk.clock.now() - before <= 2_000
     desk.waits(20)
     before = desk.clock.now()
-    assert isinstance(desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=3_000), Later)
-    assert desk.clock.now() - before <= 3_000
+    assert isinstance(desk.ask(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=9_000), Later)
+    assert desk.clock.now() - before <= 100
 
 
 def test_nobody_waits_behind_a_sleeper(desk: Desk) -> None:
@@ -186,7 +208,7 @@ def test_nobody_waits_behind_a_sleeper(desk: Desk) -> None:
             other.join(10)
 
     def ask() -> Slot | Later:
-        return desk.limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=9_000)
+        return desk.ask(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=9_000)
 
     desk.waits(4)
     desk.clock.sleep = ask_meanwhile  # type: ignore[method-assign]
@@ -195,13 +217,86 @@ def test_nobody_waits_behind_a_sleeper(desk: Desk) -> None:
     assert {getattr(slot, "start_at", 0) - START for slot in (mine, *got)} == {4_000, 5_000}
 
 
+# ── Lines ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def test_a_client_queues_in_a_line_of_its_own(desk: Desk) -> None:
-    """Its jobs come back one by one, at the model's pace; another client's line is another."""
-    now = desk.clock.now()
+    """Its jobs come back one by one, a little faster than the model's pace; another client's line is another."""
+    desk.waits(8)
     asked = question(ONE_A_SECOND)
-    places = [desk.limiter.line_up(asked, lane=Lane.BULK, client_id="a", after=now + 5_000) for _ in range(3)]
-    assert [place - now for place in places] == [5_000, 6_000, 7_000]
-    assert desk.limiter.line_up(asked, lane=Lane.BULK, client_id="b", after=now) == now
+    got = [desk.ask(asked, lane=Lane.BULK, client="a") for _ in range(3)]
+    places = [later.place for later in got if isinstance(later, Later)]
+    assert [later - sooner for sooner, later in pairwise(places[1:])] == [950]
+    other = desk.ask(asked, lane=Lane.BULK, client="b")
+    assert isinstance(other, Later)
+    assert other.place < places[1]
+
+
+def test_who_comes_while_others_of_the_client_wait_takes_only_what_nobody_else_does(desk: Desk) -> None:
+    """A newcomer has the whole horizon, a job whose turn has come half of it, one whose turn has not come nothing."""
+    desk.waits(8)  # at 0 … 7 s
+    asked, now = question(ONE_A_SECOND), desk.clock.now()
+    first = desk.ask(asked, lane=Lane.STANDARD, client="a")  # not within the five seconds of the lane
+    assert isinstance(first, Later)
+    desk.clock.time = now + 3_100  # the next slot is at 8 s
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=first.place), Later)
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
+    desk.clock.time = now + 4_000
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="b"), Slot)
+    desk.clock.time = now + 6_600  # the next slot is at 9 s
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=first.place), Slot)
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
+    desk.clock.time = now + 10_000  # the next slot is at once
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Slot)
+
+
+def test_a_job_far_back_in_the_line_keeps_its_place_and_is_not_waited_with(desk: Desk) -> None:
+    """It is a look whether there is more room than was thought."""
+    desk.waits(40)
+    asked, now = question(ONE_A_SECOND), desk.clock.now()
+    place = now + 30_000
+    got = desk.ask(asked, lane=Lane.BULK, client="a", place=place, patience_ms=10_000)
+    assert isinstance(got, Later)
+    assert (got.place, desk.clock.now(), desk.store.lines) == (place, now, {})
+    desk.clock.advance(60)
+    assert isinstance(desk.ask(asked, lane=Lane.BULK, client="a", place=place + 60_000), Slot)
+
+
+def test_a_near_turn_is_waited_for(desk: Desk) -> None:
+    """With the slot that it brings; and who is in vain at the head goes to the end."""
+    desk.waits(3)
+    asked, now = question(ONE_A_SECOND), desk.clock.now()
+    slot = desk.ask(asked, lane=Lane.STANDARD, client="a", place=now + 1_500, patience_ms=9_000)
+    assert isinstance(slot, Slot)
+    assert slot.start_at == now + 3_000
+    assert 1_500 <= desk.clock.now() - now < 2_000
+    desk.waits(20)
+    again = desk.ask(asked, lane=Lane.STANDARD, client="a", place=now + 1_500, patience_ms=9_000)
+    assert isinstance(again, Later)
+    assert again.place > desk.clock.now()
+
+
+def test_those_who_come_together_are_lined_up_in_one_write(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a place of its own; a write that fails fails for all of them, and leaves nobody behind."""
+    desk.waits(20)
+    asked, together = question(ONE_A_SECOND), threading.Barrier(10)
+    gathered: list[Slot | Later] = []
+
+    def come() -> None:
+        together.wait(10)
+        gathered.append(desk.ask(asked, lane=Lane.BULK, client="a"))
+
+    monkeypatch.setattr(desk.clock, "sleep", lambda _: _until(lambda: len(desk.limiter._lines[LINE].arrivals) == 10))
+    threads = [threading.Thread(target=come, daemon=True) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    places = sorted(later.place for later in gathered if isinstance(later, Later))
+    assert len(places) == 10
+    assert {later - sooner for sooner, later in pairwise(places)} == {950}
+    assert desk.store.writes["advance"] == 1
+    assert desk.limiter._lines[LINE].arrivals == []
 
 
 # ── Giving back ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,15 +324,15 @@ def test_a_vacancy_is_not_for_a_larger_call(desk: Desk) -> None:
     small = question(TOKENS, max_tokens=100)
     large = question(TOKENS, max_tokens=9_000)
     desk.teach(TOKENS)
-    desk.limiter.take(large, lane=Lane.INTERACTIVE, patience_ms=0)
-    given = desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    desk.ask(large, lane=Lane.INTERACTIVE, patience_ms=0)
+    given = desk.ask(small, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(given, Slot)
-    desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    desk.ask(small, lane=Lane.INTERACTIVE, patience_ms=0)
     desk.limiter.give_back(given)
-    got = desk.limiter.take(large, lane=Lane.INTERACTIVE, patience_ms=0)
+    got = desk.ask(large, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(got, Slot)
     assert got.start_at > given.start_at
-    got = desk.limiter.take(small, lane=Lane.INTERACTIVE, patience_ms=0)
+    got = desk.ask(small, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(got, Slot)
     assert got.start_at == given.start_at
 
@@ -249,7 +344,7 @@ def test_the_actual_usage_takes_the_place_of_the_expected(desk: Desk) -> None:
     """A call that was expected to use 1,000 tokens used 100: nine tenths of its second are free again."""
     asked = question(TOKENS, max_tokens=990)
     desk.teach(TOKENS)
-    slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+    slot = desk.ask(asked, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(slot, Slot)
     ahead = desk.gauge(TOKENS).cursors["tokens"]
     desk.limiter.settle(TOKENS, slot, Usage(8, 92), call_ms=10, seen=None)
@@ -261,7 +356,7 @@ def test_expectations_are_learned(desk: Desk) -> None:
     """After some calls that write less than they may, so much is expected of the others, too."""
     asked = question(TOKENS, max_tokens=1_000, size=4_000)
     for _ in range(60):
-        slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+        slot = desk.ask(asked, lane=Lane.INTERACTIVE, patience_ms=0)
         if isinstance(slot, Slot):
             desk.limiter.settle(TOKENS, slot, Usage(1_500, 100), call_ms=700, seen=None)
         desk.clock.advance(10)
@@ -270,7 +365,7 @@ def test_expectations_are_learned(desk: Desk) -> None:
     assert learned.output_tokens == pytest.approx(100)
     assert learned.input_ratio == pytest.approx(1_500 / guess[0])
     assert learned.call_ms == pytest.approx(700)
-    taken = [desk.limiter.take(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0) for most in (9, 9_000)]
+    taken = [desk.ask(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0) for most in (9, 9_000)]
     assert [slot.output_tokens for slot in taken if isinstance(slot, Slot)] == [9, 100]
 
 
@@ -281,7 +376,7 @@ def test_expectations_are_right_in_their_sum_however_clients_set_max_tokens(desk
     for number in range(600):
         output = dice.randint(20, 80)
         most = round(output * dice.uniform(1, 1.5)) if dice.random() < closely_part else 1_000
-        slot = desk.limiter.take(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0)
+        slot = desk.ask(question(TOKENS, max_tokens=most), lane=Lane.BULK, patience_ms=0)
         assert isinstance(slot, Slot)
         desk.limiter.settle(TOKENS, slot, Usage(8, output), call_ms=700, seen=None)
         if number > SAMPLES_MAX:
@@ -295,20 +390,20 @@ def test_nothing_is_booked_ahead_by_guesses(desk: Desk) -> None:
     time earns nothing back, and the horizon opens once some have been seen.
     """
     asked = question(TOKENS, max_tokens=2_000)
-    slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+    slot = desk.ask(asked, lane=Lane.INTERACTIVE, patience_ms=0)
     assert isinstance(slot, Slot)
-    assert isinstance(desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0), Later)
+    assert isinstance(desk.ask(asked, lane=Lane.INTERACTIVE, patience_ms=0), Later)
     desk.clock.advance(3)
     ahead = desk.gauge(TOKENS).cursors["tokens"]
     desk.limiter.settle(TOKENS, slot, Usage(8, 100), call_ms=700, seen=None)
     assert desk.gauge(TOKENS).cursors["tokens"] == ahead
     for _ in range(SAMPLES_MIN):
         desk.clock.advance(1)
-        slot = desk.limiter.take(asked, lane=Lane.INTERACTIVE, patience_ms=0)
+        slot = desk.ask(asked, lane=Lane.INTERACTIVE, patience_ms=0)
         assert isinstance(slot, Slot)
         desk.limiter.settle(TOKENS, slot, Usage(8, 100), call_ms=700, seen=None)
     desk.clock.advance(1)
-    taken = [desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0) for _ in range(12)]
+    taken = [desk.ask(asked, lane=Lane.BULK, patience_ms=0) for _ in range(12)]
     assert all(isinstance(slot, Slot) and slot.output_tokens == 100 for slot in taken)
 
 
@@ -316,8 +411,8 @@ def test_once_expectations_hold_settling_costs_no_write(desk: Desk) -> None:
     """A difference below two hundredths is left to what is learned."""
     asked = question(TOKENS, max_tokens=100)
     desk.teach(TOKENS, output_tokens=50)
-    desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
-    slot = desk.limiter.take(asked, lane=Lane.BULK, patience_ms=0)
+    desk.ask(asked, lane=Lane.BULK, patience_ms=0)
+    slot = desk.ask(asked, lane=Lane.BULK, patience_ms=0)
     assert isinstance(slot, Slot)
     before = sum(desk.store.writes.values())
     desk.limiter.settle(TOKENS, slot, Usage(slot.input_tokens, slot.output_tokens), call_ms=1, seen=None)
@@ -462,7 +557,7 @@ def test_a_table_out_of_reach_costs_no_answer(desk: Desk, monkeypatch: pytest.Mo
     limiter.failed(ONE_A_SECOND)
     limiter.give_back(slot)
     with pytest.raises(PortUnavailable):
-        limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0)
+        limiter.take(question(ONE_A_SECOND), lane=Lane.BULK, client_id="a", place=None, patience_ms=0)
 
 
 def test_a_larger_prompt_costs_more() -> None:

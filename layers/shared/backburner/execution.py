@@ -71,8 +71,11 @@ CALL_SECONDS_MIN = 5.0
 """With less time than this left, a job is not begun; nothing would come of it but a paid call without an answer."""
 SLEEP_MS_MAX = 10_000
 """A shorter wait for the provider's limits is slept, with the batch's other jobs; a longer one holds no concurrency."""
-PARKED_MS_MAX = 300_000
-"""A job far back in the line looks again after so long: the limit may have been raised."""
+LOOK_MS_MIN = 300_000
+"""A job far back in the line looks again when half its wait is over, but not before so long: the limit may have been
+raised."""
+EARLY_MS = 1_000
+"""Delays are whole seconds: a job comes back a little before its turn, and waits for it in the worker."""
 HEAD_START_MS = 2_000
 """The hint of a reserved slot appears so much earlier: delayed messages and pollers are not punctual."""
 GRACE_MS = 2_000
@@ -217,7 +220,7 @@ class Execution:
             lease.lost.set()
             try:
                 if lease.called_at is None:  # it only waited, which costs no attempt
-                    self.lifecycle.park(lease.job, self.clock.now())
+                    self.lifecycle.park(lease.job, self.clock.now(), place=lease.job.place)
                 else:
                     self._conclude(lease, Interrupted(), None)
             except (Conflict, PortUnavailable):
@@ -384,13 +387,13 @@ class Execution:
             spare_ms = round(1000 * (time_left() - CLOSING_SECONDS - CALL_SECONDS_MIN))
             patience_ms = max(0, min(patient_until - now, spare_ms))
             if slot is None:
-                got = self.limiter.take(question, lane=job.lane, patience_ms=patience_ms)
+                got = self.limiter.take(
+                    question, lane=job.lane, client_id=job.client_id, place=job.place, patience_ms=patience_ms
+                )
                 if isinstance(got, Later):
-                    place = job.place
-                    if place is None or place <= now:
-                        place = self.limiter.line_up(question, lane=job.lane, client_id=job.client_id, after=got.until)
-                    self._refuse_to_miss(job, max(place, got.start_at))
-                    self._park(lease, min(place, now + PARKED_MS_MAX), place=place)
+                    self._refuse_to_miss(job, got.start_at)
+                    look_at = now + max(LOOK_MS_MIN, (got.place - now) // 2)
+                    self._park(lease, min(got.place - EARLY_MS, look_at), place=got.place)
                     return None
                 slot = got
                 if slot.start_at >= job.deadline_at:

@@ -3,7 +3,8 @@
 For each limited dimension of a model (requests, tokens) a cursor says when the next unit is free. Reserving moves all
 cursors on in one atomic add and so gives each caller a slot of his own; nothing is read first and then written. The add
 carries the condition that no cursor lies further ahead than the lane's horizon, so that a backlog cannot book the
-future away from more urgent work. A reservation that is never used leaks nothing: time passes it by.
+future away from more urgent work. A reservation that is never used leaks nothing: time passes it by. Those who find no
+slot stand in their client's line, which tells them when to come back.
 
 Source of the arithmetic: the generic cell rate algorithm (ITU-T I.371 annex A), whose theoretical arrival time is the
 cursor here.
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from backburner.errors import PortUnavailable
 from backburner.models import (
@@ -34,8 +36,23 @@ from backburner.models import (
 )
 from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
 
-HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 2_000, Lane.BULK: 1_000}
+HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000, Lane.BULK: 500}
 """How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
+NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.5, 0.0
+"""The part of its lane's horizon that a job may use. A client with a line leaves half of it to those without one; those
+of its jobs whose turn has not come take only what would go unused."""
+UNSURE_STAY_MS = 10_000
+"""While nobody knows what a call takes, a line would have no pace: slots are waited for, as the first calls teach it."""
+NEAR_MS = 2_000
+"""A turn so near is waited for in the worker, and in turn a slot."""
+STAY_MS = 1_000
+"""A job further back stays so long all the same: what a backlog gives faster costs writes, and serves nobody sooner."""
+PACE = 0.95
+"""A line goes a little faster than the model: who comes in vain costs less than a provider that waits."""
+GATHER_MS = 20
+"""Whoever comes to the end of a line so soon after another shares its write."""
+LINE_SECONDS = 7 * 86_400
+"""After so long without another arrival a line is forgotten."""
 MINUTE: Micros = 60_000_000
 PROBES = "probes"
 """A dimension of its own: the pause between calls to a provider in trouble."""
@@ -46,8 +63,8 @@ SAMPLES_MIN = 10
 SAMPLES_MAX = 50
 """What is learned is the mean of about so many calls, the recent ones weighing more."""
 RATIO_MIN, RATIO_MAX = 0.01, 8.0
-SETTLED_PART = 0.02
-"""A smaller difference between expectation and usage is not worth a write: what is learned evens it out."""
+SETTLED_PART = 0.1
+"""A smaller difference between expectation and usage waits for the next one: it is not worth a write."""
 HOLD_MS = 1_000
 """After a refusal that does not say how long."""
 SHARE_CUT, SHARE_GAIN, SHARE_MIN = 0.85, 1.1, 0.05
@@ -83,11 +100,10 @@ def limit_of(model: ModelInfo, gauge: Gauge, dimension: str) -> float | None:
     return min(known) * gauge.share if known else None
 
 
-def reach_ms(gauge: Gauge, lane: Lane, model: ModelInfo) -> int:
-    """How far ahead a lane may reserve: not at all while nobody knows what a call takes, since every error adds up."""
+def is_unsure(gauge: Gauge, model: ModelInfo) -> bool:
+    """Whether what a call takes is a guess: then nothing is reserved ahead, since every error adds up."""
     by_tokens = any(limit_of(model, gauge, dimension) for dimension in DIMENSIONS[1:])
-    unsure = by_tokens and gauge.learned.samples < SAMPLES_MIN
-    return 0 if unsure else HORIZON_MS[lane]
+    return by_tokens and gauge.learned.samples < SAMPLES_MIN
 
 
 def pause_of(gauge: Gauge) -> Micros:
@@ -137,41 +153,110 @@ class _Wish:
 class _Turn:
     """One at a time in this process; whoever is at the head reserves for all who wait behind him, in one write.
 
+    part: of the lane's horizon, that these may use.
     not_before: when the next try makes sense; misses: tries since the last success.
     """
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lane: Lane
+    part: float
+    lock: AbstractContextManager[Any]
     wishes: list[_Wish] = field(default_factory=list)
     not_before: EpochMs = 0
     misses: int = 0
 
 
-class SlotLimiter:
-    """The limiter, as ports.Limiter. Thread-safe."""
+@dataclass(eq=False)
+class _Arrival:
+    """A job in this process that goes to the end of its client's line. step: microseconds until the next one's turn."""
 
-    def __init__(self, store: LimitStore, clock: Clock, chance: Chance, journal: Journal) -> None:
+    after: EpochMs
+    step: Micros
+    place: EpochMs | None = None
+
+
+@dataclass
+class _Line:
+    """A client's line for a model, as far as this process knows. Those who come together are lined up in one write.
+
+    end: it reaches at least so far.
+    """
+
+    lock: AbstractContextManager[Any]
+    arrivals: list[_Arrival] = field(default_factory=list)
+    end: EpochMs = 0
+
+
+class SlotLimiter:
+    """The limiter, as ports.Limiter. Thread-safe. `new_lock` is another's in simulated time."""
+
+    def __init__(
+        self,
+        store: LimitStore,
+        clock: Clock,
+        chance: Chance,
+        journal: Journal,
+        new_lock: Callable[[], AbstractContextManager[Any]] = threading.Lock,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._chance = chance
         self._journal = journal
         self._known: dict[str, tuple[Gauge, EpochMs]] = {}
-        self._turns: dict[tuple[str, Lane], _Turn] = {}
+        self._new_lock = new_lock
+        self._turns: dict[tuple[str, Lane, float], _Turn] = {}
+        self._lines: dict[str, _Line] = {}
+        self._owed: dict[str, Mapping[str, Micros]] = {}
         self._lock = threading.Lock()
 
     # ── Reserving ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, question: Question, *, lane: Lane, patience_ms: int) -> Slot | Later:
-        """Reserve a slot within the lane's horizon; wait for one to come within it, but no longer than patience."""
+    def take(
+        self, question: Question, *, lane: Lane, client_id: str, place: EpochMs | None, patience_ms: int
+    ) -> Slot | Later:
+        """Reserve a slot, now or once the job's turn in its client's line has come; or tell when that is.
+
+        A line is formed only where slots are short. Near turns are waited for here, for as long as patience lasts.
+        """
+        model, now = question.model, self._clock.now()
+        gives_up_at = now + patience_ms
+        line = f"line#{model.name}#{lane}#{client_id}"
+        is_new = place is None and self._end_of(line) <= now
+        if place is None:
+            stay_ms = min(patience_ms, self._stay_ms(model, is_new=is_new))
+            got = self._wait(question, lane, NEWCOMER if is_new else BEFORE_TURN, stay_ms)
+        elif place > now + NEAR_MS:  # only a look whether there is more room than was thought
+            got = self._wait(question, lane, BEFORE_TURN, 0)
+        else:
+            got = Later(place, place)
+        while isinstance(got, Later):
+            place = place or self._line_up(question, line, got.place)
+            got = Later(place, max(place, got.start_at))
+            if place > min(self._clock.now() + NEAR_MS, gives_up_at):
+                return got
+            self._clock.sleep(max(0, place - self._clock.now()) / 1000)
+            left_ms = max(0, gives_up_at - self._clock.now())
+            got = self._wait(question, lane, NEWCOMER if is_new else IN_TURN, min(NEAR_MS, left_ms))
+            place = None
+        return got
+
+    def _stay_ms(self, model: ModelInfo, *, is_new: bool) -> int:
+        """How long a job without a place stays before it is given one."""
+        if is_unsure(self._gauge(model), model) and is_unsure(self._gauge(model, fresh_ms=FRESH_MS), model):
+            return UNSURE_STAY_MS  # no pace is known yet at which a line could go
+        return 0 if is_new else STAY_MS
+
+    def _wait(self, question: Question, lane: Lane, part: float, patience_ms: int) -> Slot | Later:
+        """A slot within that part of the lane's horizon, as soon as one comes within it; patience has an end."""
         wish = _Wish(question)
         with self._lock:
-            turn = self._turns.setdefault((question.model.name, lane), _Turn())
+            turn = self._turns.setdefault((question.model.name, lane, part), _Turn(lane, part, self._new_lock()))
             turn.wishes.append(wish)
         gives_up_at = self._clock.now() + patience_ms
         try:
             while True:
                 with turn.lock:  # never while asleep: who was granted a slot behind the sleeper would miss it
                     if wish.got is None:
-                        self._advance(question.model, lane, turn, wish, gives_up_at)
+                        self._advance(question.model, turn, wish, gives_up_at)
                     if wish.got is not None:
                         return wish.got
                     pause_ms = turn.not_before - self._clock.now()
@@ -180,42 +265,44 @@ class SlotLimiter:
             with self._lock:
                 turn.wishes = [other for other in turn.wishes if other.got is None and other is not wish]
 
-    def _advance(self, model: ModelInfo, lane: Lane, turn: _Turn, wish: _Wish, gives_up_at: EpochMs) -> None:
+    def _advance(self, model: ModelInfo, turn: _Turn, wish: _Wish, gives_up_at: EpochMs) -> None:
         """One try for everybody in the turn if it is time for one; the end of patience if the next comes too late."""
         now = self._clock.now()
         if turn.not_before <= now:
             with self._lock:
                 wishes = [other for other in turn.wishes if other.got is None]
-            refusal = self._grant(model, lane, wishes, contended=turn.misses > 0)
+            refusal = self._grant(model, turn, wishes)
             if refusal is None:
                 turn.not_before, turn.misses = 0, 0
             elif wish.got is None:
                 turn.misses += 1
                 # Spread the processes that wait for the same limit, the wider the more of them there seem to be.
-                spread = min(HORIZON_MS[lane] / 2, SPREAD_MS * 2.0**turn.misses)
-                turn.not_before = max(refusal.until, now) + round(self._chance.uniform(1, spread))
+                spread = min(HORIZON_MS[turn.lane] / 2, SPREAD_MS * 2.0**turn.misses)
+                turn.not_before = max(refusal.place, now) + round(self._chance.uniform(1, spread))
                 if turn.not_before > gives_up_at:
                     wish.got = Later(turn.not_before, refusal.start_at)
         elif turn.not_before > gives_up_at:
-            wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[lane])
+            wish.got = Later(turn.not_before, turn.not_before + HORIZON_MS[turn.lane])
 
-    def _grant(self, model: ModelInfo, lane: Lane, wishes: Sequence[_Wish], *, contended: bool) -> Later | None:
+    def _grant(self, model: ModelInfo, turn: _Turn, wishes: Sequence[_Wish]) -> Later | None:
         """Reserve for as many wishes as fit, the first first, in one write. What the first is told if none fits."""
-        fresh_ms = (CONTENDED_FRESH_MS if contended else None) if self._is_limited(model) else UNLIMITED_FRESH_MS
+        fresh_ms = (CONTENDED_FRESH_MS if turn.misses else None) if self._is_limited(model) else UNLIMITED_FRESH_MS
         gauge = self._gauge(model, fresh_ms=fresh_ms)
         for _ in range(TRIES):
             now = self._clock.now()
-            horizon = (now + reach_ms(gauge, lane, wishes[0].question.model)) * 1000
+            reach_ms = 0 if is_unsure(gauge, model) else round(HORIZON_MS[turn.lane] * turn.part)
+            horizon = (now + reach_ms) * 1000
             floor = max(now, gauge.held_until + gauge.burst_ms if gauge.held_until else 0) * 1000
             bills = [self._bill(gauge, wish.question) for wish in wishes]
             cursors = {name: max(gauge.cursors.get(name, 0), floor) for bill in bills for name in bill.costs}
             starts = _starts(gauge, cursors, bills, gauge.held_until)
             try:
-                if len(bills) == 1 and (vacancy := self._fitting(gauge, bills[0], now, lane)) is not None:
+                if len(bills) == 1 and (vacancy := self._fitting(gauge, bills[0], now, turn.lane)) is not None:
                     wishes[0].got = self._occupy(gauge, vacancy, bills[0], now)
                     return None
                 fit = sum(1 for start in starts if start <= horizon)
-                if fit == 0 and self._is_old(model):
+                behind = any(gauge.cursors.get(name, 0) < floor for name in cursors)
+                if (fit == 0 and self._is_old(model)) or (behind and self._is_old(model, CONTENDED_FRESH_MS)):
                     gauge = self._gauge(model, fresh_ms=0)
                     continue
                 if fit == 0:
@@ -271,13 +358,35 @@ class SlotLimiter:
         sure = learned.samples >= SAMPLES_MIN
         return Slot(question.model.name, 0, round(expected[0]), round(expected[1]), costs, guess, sure)
 
-    def line_up(self, question: Question, *, lane: Lane, client_id: str, after: EpochMs) -> EpochMs:
-        """A place in the client's line for the model, at the model's pace, so that those put off return one by one."""
-        gauge = self._gauge(question.model)
-        step = max(self._bill(gauge, question).costs.values(), default=0)
-        line = f"line#{question.model.name}#{lane}#{client_id}"
-        place = self._store.advance(line, after * 1000, step, self._clock.now() // 1000 + 7 * 86_400)
-        return max(after, place // 1000)
+    def _end_of(self, line: str) -> EpochMs:
+        """Until when the client's line is known to reach; it may be longer."""
+        with self._lock:
+            known = self._lines.get(line)
+        return known.end if known else 0
+
+    def _line_up(self, question: Question, name: str, after: EpochMs) -> EpochMs:
+        """A place at the end of the line, which goes at the model's pace, so that those put off return one by one."""
+        costs = self._bill(self._gauge(question.model), question).costs
+        step = round(PACE * max((cost for limit, cost in costs.items() if limit != PROBES), default=0))
+        arrival = _Arrival(after, step)
+        with self._lock:
+            line = self._lines.setdefault(name, _Line(self._new_lock()))
+            line.arrivals.append(arrival)
+        try:
+            with line.lock:
+                if arrival.place is None:
+                    self._clock.sleep(GATHER_MS / 1000)
+                    with self._lock:
+                        arrivals = tuple(line.arrivals)
+                    start, total = min(other.after for other in arrivals), sum(other.step for other in arrivals)
+                    at = self._store.advance(name, start * 1000, total, self._clock.now() // 1000 + LINE_SECONDS)
+                    for other in arrivals:
+                        other.place, at = max(other.after, at // 1000), at + other.step
+                    line.end = at // 1000
+                return arrival.place or after
+        finally:
+            with self._lock:
+                line.arrivals = [other for other in line.arrivals if other.place is None and other is not arrival]
 
     def is_open(self, slot: Slot) -> bool:
         """Whether the provider has not asked for silence since the slot was reserved."""
@@ -334,10 +443,15 @@ class SlotLimiter:
                     name: max(difference, min(0, now + burst_of(gauge, name) - gauge.cursors.get(name, 0)))
                     for name, difference in differences.items()
                 }
+            with self._lock:
+                owed = self._owed.pop(gauge.name, {})
+            differences = {name: difference + owed.get(name, 0) for name, difference in differences.items()}
             differences = {name: difference for name, difference in differences.items() if difference}
             learned = None if usage.estimated else _taught(gauge.learned, slot, used, call_ms)
             small = all(abs(difference) <= SETTLED_PART * slot.costs[name] for name, difference in differences.items())
             if small and (learned is None or gauge.learned.samples >= SAMPLES_MAX):
+                with self._lock:
+                    self._owed[gauge.name] = differences
                 return
             with suppress(Stale):
                 self._learn(model, self._store.adjust(gauge.name, differences, learned))
@@ -380,11 +494,11 @@ class SlotLimiter:
         gauge = known[0] if known else Gauge(_name(model.name))
         return any(limit_of(model, gauge, dimension) for dimension in DIMENSIONS)
 
-    def _is_old(self, model: ModelInfo) -> bool:
+    def _is_old(self, model: ModelInfo, fresh_ms: int = FRESH_MS) -> bool:
         """Whether what is known of the gauge may be too old to be put off by."""
         with self._lock:
             known = self._known.get(model.name)
-        return known is None or self._clock.now() - known[1] > FRESH_MS
+        return known is None or self._clock.now() - known[1] > fresh_ms
 
     def _gauge(self, model: ModelInfo, *, fresh_ms: int | None = None) -> Gauge:
         """The gauge as last seen, or looked up if that is too long ago; an empty one if there is none."""

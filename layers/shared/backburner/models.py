@@ -425,9 +425,9 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """No slot can be had now; one may come within reach at `until`, for a call that starts at `start_at`."""
+    """No slot can be had now. The job's turn in its client's line comes at `place`, for a call at `start_at`."""
 
-    until: EpochMs
+    place: EpochMs
     start_at: EpochMs
 
 

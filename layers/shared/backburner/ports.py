@@ -178,7 +178,10 @@ class Depths(Protocol):
     """How full the lanes are."""
 
     def waiting(self, lane: Lane) -> int | None:
-        """Hints that could be received now, as of a few seconds ago; delayed ones are not counted. None: not known."""
+        """Hints that could be received now, as of a few seconds ago. None: not known."""
+
+    def put_off(self, lane: Lane) -> int | None:
+        """Delayed hints: of jobs that wait for their turn at the provider, or for a retry. None: not known."""
 
 
 class DeadLetterQueue(Protocol):
@@ -311,13 +314,16 @@ class LimitStore(Protocol):
 
 
 class Limiter(Protocol):
-    """Leave to call a model. `take`, `line_up` and `is_open` raise PortUnavailable; the others do without."""
+    """Leave to call a model. `take` and `is_open` raise PortUnavailable; the others do without."""
 
-    def take(self, question: Question, *, lane: Lane, patience_ms: int) -> Slot | Later:
-        """Reserve a slot for the question within the lane's horizon; wait for one, but no longer than patience."""
+    def take(
+        self, question: Question, *, lane: Lane, client_id: str, place: EpochMs | None, patience_ms: int
+    ) -> Slot | Later:
+        """Reserve a slot for the question within the lane's horizon; wait for one, but no longer than patience.
 
-    def line_up(self, question: Question, *, lane: Lane, client_id: str, after: EpochMs) -> EpochMs:
-        """A place in the client's line for the model: when to come back, so that not all do at once."""
+        place: the job's in its client's line, if it has one. Who gets no slot is told a place: its own until its turn
+        has come, then a new one at the end.
+        """
 
     def is_open(self, slot: Slot) -> bool:
         """Whether the slot still holds: the provider has not asked for silence since."""

@@ -211,10 +211,11 @@ class Submission:
         Raises Refusal, PortUnavailable.
         """
         # A lane of unknown depth takes jobs: whoever cannot read it now could not tell the caller when to come back.
-        if new.ahead is not None and new.ahead > self.lane_depth_max:
+        depth = (new.ahead or 0) + (self.depths.put_off(new.lane) or 0)
+        if depth > self.lane_depth_max:
             raise LaneFull(
-                f"{new.ahead} jobs wait in the lane {new.lane}, which takes {self.lane_depth_max}.",
-                retry_after_seconds=self._retry_after_seconds(new.ahead),
+                f"{depth} jobs wait in the lane {new.lane}, which takes {self.lane_depth_max}.",
+                retry_after_seconds=self._retry_after_seconds(depth),
             )
         limits = client.limits
         tally = None if limits is None else self.budgets.look(client.client_id, limits, new.charge)
@@ -230,9 +231,9 @@ class Submission:
         standing = None if idempotency_key is None else self.store.get(new.job_id)
         return None if standing is None or standing.has_expired(self.clock.now()) else standing
 
-    def _retry_after_seconds(self, ahead: int) -> int:
+    def _retry_after_seconds(self, depth: int) -> int:
         """A rough estimate that grows with the excess; with jitter, or all who were refused would be back at once."""
-        seconds = FULL_SECONDS + (FULL_SECONDS_MAX - FULL_SECONDS) * (ahead - self.lane_depth_max) / self.lane_depth_max
+        seconds = FULL_SECONDS + (FULL_SECONDS_MAX - FULL_SECONDS) * (depth - self.lane_depth_max) / self.lane_depth_max
         return min(FULL_SECONDS_MAX, round(self.chance.uniform(seconds, 1.5 * seconds)))
 
     def say(self, client: Client, key: str, text: str, *, slack: SlackOrigin) -> None:

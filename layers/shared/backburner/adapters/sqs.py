@@ -166,22 +166,31 @@ class LaneDepths:
     def __init__(self, client: Any, urls: Mapping[Lane, str]) -> None:
         self._client = client
         self._urls = urls
-        self._known: TTLCache[Lane, int | None] = TTLCache(maxsize=len(Lane), ttl=DEPTH_SECONDS)
+        self._known: TTLCache[Lane, tuple[int, int] | None] = TTLCache(maxsize=len(Lane), ttl=DEPTH_SECONDS)
 
     def waiting(self, lane: Lane) -> int | None:
         """What SQS says, which is approximate; None, and for as long, where it could not be read."""
+        counts = self._counts(lane)
+        return counts[0] if counts else None
+
+    def put_off(self, lane: Lane) -> int | None:
+        """The same for delayed messages."""
+        counts = self._counts(lane)
+        return counts[1] if counts else None
+
+    def _counts(self, lane: Lane) -> tuple[int, int] | None:
         if lane not in self._known:
             self._known[lane] = self._read(lane)
         return self._known[lane]
 
-    def _read(self, lane: Lane) -> int | None:
-        name = "ApproximateNumberOfMessages"
+    def _read(self, lane: Lane) -> tuple[int, int] | None:
+        ready, delayed = "ApproximateNumberOfMessages", "ApproximateNumberOfMessagesDelayed"
         try:
             with translated():
-                reply = self._client.get_queue_attributes(QueueUrl=self._urls[lane], AttributeNames=[name])
+                reply = self._client.get_queue_attributes(QueueUrl=self._urls[lane], AttributeNames=[ready, delayed])
         except PortUnavailable:
             return None
-        return int(reply["Attributes"][name])
+        return int(reply["Attributes"][ready]), int(reply["Attributes"][delayed])
 
 
 class DeadLetters:
