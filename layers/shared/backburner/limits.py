@@ -42,7 +42,7 @@ NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.5, 0.0
 """The part of its lane's horizon that a job may use. A client with a line leaves half of it to those without one; those
 of its jobs whose turn has not come take only what would go unused."""
 UNSURE_STAY_MS = 10_000
-"""While nobody knows what a call takes, a line would have no pace: slots are waited for, as the first calls teach it."""
+"""While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
 NEAR_MS = 2_000
 """A turn so near is waited for in the worker, and in turn a slot."""
 STAY_MS = 1_000
