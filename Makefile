@@ -19,10 +19,10 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-accept bench-telling bench-imports layers openapi build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-telling bench-imports layers openapi build lock clean bench-slack
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install everything that the other targets need, into .local/
 	@$(PYTHON) -m local.install
@@ -81,6 +81,9 @@ chaos: ready ## kill workers at random on a local stack of its own, and count wh
 
 bench-limits: ready ## measure how much of a provider's limit is used, next to the ideal; 20 minutes (ARGS="--runs 1 --scenario exact")
 	@PYTHONPATH=layers/shared $(DEV)/python -m bench.limits $(ARGS)
+
+bench-limits-simulated: ready ## the same for 100,000 jobs and 50 workers, on virtual time (ARGS="--scenario fair --jobs 5000")
+	@PYTHONPATH=layers/shared $(DEV)/python -m bench.limits_simulated $(ARGS)
 
 RATE ?= 20
 SECONDS ?= 15

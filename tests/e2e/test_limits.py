@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from cli.clients import create_client
 from cli.limits import change
 from tests.e2e.conftest import Fake, Stack, until
 
@@ -66,6 +68,25 @@ def test_a_job_that_cannot_start_in_time_fails_at_once_and_says_when_it_could(
     (said,) = [int(word) for word in late["error"]["message"].split() if word.isdigit()]
     assert said > began + 30
     assert fake.calls(f"{mark} late") == []
+
+
+def test_a_client_with_few_jobs_does_not_wait_for_anothers_backlog(stack: Stack, fake: Fake, mark: str) -> None:
+    """Two calls a second, and 30 jobs of one client; another's three end before half of them have begun."""
+    stack.limit(MODEL, 10**9)
+    dynamodb = stack.aws("dynamodb")
+    change(dynamodb, stack.outputs["LimitsTableName"], MODEL, {"requests": 120}, None)
+    clients = stack.aws("dynamodb", resource=True).Table(stack.outputs["ClientsTableName"])
+    key = create_client(clients, f"few-{mark}", "Few", time.time_ns() // 1_000_000)
+    backlog = [stack.submit(prompt=f"{mark} many {number}", model=MODEL)["job_id"] for number in range(30)]
+    few = replace(stack, api_key=key)
+    jobs = [few.submit(prompt=f"{mark} few {number}", model=MODEL)["job_id"] for number in range(3)]
+    assert {few.ended(job_id)["status"] for job_id in jobs} == {"completed"}
+    begun = len(fake.calls(f"{mark} many"))
+    change(dynamodb, stack.outputs["LimitsTableName"], MODEL, {"requests": 10**9}, None)
+    http = stack.http()
+    for job_id in backlog:
+        http.delete(f"/jobs/{job_id}")
+    assert begun < 15
 
 
 def _row(stack: Stack, job_id: str) -> dict[str, dict[str, str]]:
