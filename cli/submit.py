@@ -24,6 +24,7 @@ from backburner.errors import InvalidRequest
 from backburner.intake import parse_object, validated
 from backburner.models import JobRequest
 from cli.api import Api, ApiKey, has_ended
+from cli.batch import batch_request, is_batch_line
 from cli.deployment import Deployment, Profile, StackName
 from cli.screen import AsJson, Refused, notes, progress
 
@@ -42,13 +43,13 @@ class Asked:
     key: str
 
 
-def read_requests(text: str) -> list[tuple[int, dict[str, Any]]]:
+def read_requests(text: str, *, by_line: bool = False) -> list[tuple[int, dict[str, Any]]]:
     """The requests in a text, one JSON object or one a line, with their lines; checked, so that all or none are sent.
 
-    Raises Refused, naming line and field.
+    Each as `POST /jobs` takes it, or as OpenAI's batch files have it. Raises Refused, naming line and field.
     """
     try:
-        whole = json.loads(text)
+        whole = None if by_line else json.loads(text)
     except ValueError:
         whole = None
     lines = [(1, text)] if isinstance(whole, dict) else list(enumerate(text.splitlines(), start=1))
@@ -58,6 +59,8 @@ def read_requests(text: str) -> list[tuple[int, dict[str, Any]]]:
             continue
         try:
             fields = parse_object(line, "line")
+            if is_batch_line(fields):
+                fields = batch_request(fields).model_dump(mode="json", exclude_none=True)
             validated(JobRequest, fields)
         except InvalidRequest as error:
             wrong = "; ".join(f"{name}: {said}" for name, said in error.fields) or error.message
@@ -119,14 +122,14 @@ def follow(api: Api, job_ids: Sequence[str], sleep: Callable[[float], None] = ti
             heapq.heappush(due, (now + pause, number, min(POLL_SECONDS_MAX, 1.5 * pause), job_id))
 
 
-def _requests(file: Path, prompt: str | None) -> tuple[list[tuple[int, dict[str, Any]]], str]:
+def _requests(file: Path, prompt: str | None, *, by_line: bool) -> tuple[list[tuple[int, dict[str, Any]]], str]:
     """The requests, and the batch's name where none is given. Raises Refused."""
     if prompt is not None:
         return [(1, {"prompt": prompt})], uuid.uuid4().hex[:12]
     if str(file) == "-":
-        return read_requests(sys.stdin.read()), uuid.uuid4().hex[:12]
+        return read_requests(sys.stdin.read(), by_line=by_line), uuid.uuid4().hex[:12]
     try:
-        return read_requests(file.read_text()), re.sub(r"[^!-~]", "-", file.stem)[:100]
+        return read_requests(file.read_text(), by_line=by_line), re.sub(r"[^!-~]", "-", file.stem)[:100]
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"{file} cannot be read: {error}") from error
 
@@ -134,7 +137,10 @@ def _requests(file: Path, prompt: str | None) -> tuple[list[tuple[int, dict[str,
 def submit(
     file: Annotated[
         Path,
-        typer.Argument(help="JSON, or JSONL with a request a line, as for POST /jobs; - is stdin.", allow_dash=True),
+        typer.Argument(
+            help="A request as for POST /jobs, or one a line; also a batch file of OpenAI's. - is stdin.",
+            allow_dash=True,
+        ),
     ] = Path("-"),
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="A prompt in place of a file.")] = None,
     name: Annotated[
@@ -145,6 +151,7 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="A request a line, even if there is only one.")] = False,
     wait: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait until the jobs have ended.")] = True,
     output: Annotated[Path | None, typer.Option(help="Where results go, a line each; left out: stdout.")] = None,
     key: ApiKey = None,
@@ -157,7 +164,7 @@ def submit(
     May be interrupted and begun again: what was accepted is not submitted twice. Ends with 1 if any did not complete.
     A failed job keeps its key; run it again by `backburner jobs retry`, or submit under another --name.
     """
-    requests, named = _requests(file, prompt)
+    requests, named = _requests(file, prompt, by_line=jsonl)
     batch = name or named
     if not NAME.fullmatch(batch):
         raise Refused("--name must be 1 to 100 visible ASCII characters.")

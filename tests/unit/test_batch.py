@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from backburner.errors import InvalidRequest
 from cli.batch import batch_request, is_batch_line
+from cli.screen import Refused
+from cli.submit import read_requests
 
 
 def line(url: str = "/v1/responses", **body: Any) -> dict[str, Any]:
@@ -65,6 +68,20 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         batch_request(line(input="x") | changed)
     assert named in (dict(raised.value.fields) or {raised.value.field})
+
+
+def test_a_file_of_such_lines_is_submitted_and_a_wrong_line_is_named() -> None:
+    """As jobs of `POST /jobs`; all or none."""
+    good = json.dumps(line(input="Name a river."))
+    requests = read_requests(f"{good}\n{good}\n")
+    assert [number for number, _ in requests] == [1, 2]
+    assert requests[0][1] == {
+        "prompt": "Name a river.", "model": "gpt-5.4-mini", "metadata": {"custom_id": "row-7"}
+    }  # fmt: skip
+    assert read_requests(good, by_line=True) == requests[:1]
+    bad = json.dumps(line(input="x", stream=True))
+    with pytest.raises(Refused, match="line 2: stream: not supported"):
+        read_requests(f"{good}\n{bad}\n")
 
 
 def test_other_lines_are_not_taken_for_such() -> None:
