@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backburner import limits
@@ -21,6 +21,7 @@ from tests.fakes.memory import START, MemoryLimits
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
+@example(schedule=[("take", 0, 0)] * 5 + [("refuse", 1, 100)] + [("call", 0, 4)] * 4, learned=SURE)
 @given(schedule=schedules, learned=st.sampled_from([SURE, Learned()]))
 def test_no_crossing_exceeds_a_limit_or_breaks_a_hold_or_leaks(schedule: list[Step], learned: Learned) -> None:
     """Reserved, settled, given back, refused, taken over, lost."""
