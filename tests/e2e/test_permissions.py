@@ -1003,7 +1003,8 @@ def a_listener_told_by_the_worker_follows_no_more(scene: Scene) -> None:
             with scene.lacking() if lacking else nullcontext():
                 job_id = scene.stack.submit(prompt=prompt, stream=True)["job_id"]
                 ask(socket, action="subscribe", job_id=job_id)
-                assert read(socket, is_end)["job"]["status"] == "completed"
+                end = read(socket, is_end)["job"]
+                assert (end["job_id"], end["status"]) == (job_id, "completed")
                 time.sleep(1)  # to note that it was told
                 assert scene.is_counted(job_id) is lacking
 
