@@ -17,6 +17,7 @@ from backburner import bootstrap, lifecycle
 from backburner.models import INLINE_BYTES_MAX, ClientLimits
 from backburner.providers import wire
 from cli.clients import limit_client, micro_usd
+from cli.screen import Refused
 from tests.fakes.provider import Behaviour, FakeProvider, Usage, anthropic_error, openai_error
 from tests.integration.deployed import Deployed, resources
 from tests.integration.functions import Context, Reply, Stack, event, sigterm_kept
@@ -1060,7 +1061,7 @@ def test_a_limit_set_by_the_operator_counts_for_every_key_of_the_client(stack: S
     assert limit_client(table, "alice", {"requests_per_minute": None, "micro_usd_per_day": 1}) == ClientLimits(
         micro_usd_per_day=1
     )
-    with pytest.raises(LookupError, match="carol"):
+    with pytest.raises(Refused, match="carol"):
         limit_client(table, "carol", {"tokens_per_day": 1})
 
 

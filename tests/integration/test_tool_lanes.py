@@ -70,10 +70,11 @@ def test_a_poller_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 def test_status_tells_lanes_limits_and_failures(stack: Stack, tool: Any, provider: FakeProvider) -> None:
     """Once where there is no terminal."""
-    die(stack, provider, "quota_exhausted", 2)
     key = stack.client("bob")
-    for _ in range(3):
-        stack.post(key, {"prompt": "a", "priority": "bulk"})
+    ids = [stack.post(key, {"prompt": "a", "priority": "bulk"}).json["job_id"] for _ in range(2)]
+    stack.let_pass(ids[0], "due_at")
+    stack.repair()  # who has waited for a minute is entered among those that wait; its hint is sent again
+    die(stack, provider, "quota_exhausted", 2)
     told = printed(tool("status", "--json"))
     by_lane = {lane["lane"]: lane for lane in told["lanes"]}
     assert (by_lane["bulk"]["waiting"], by_lane["standard"]["waiting"]) == (3, 0)
