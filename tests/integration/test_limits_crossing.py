@@ -21,7 +21,7 @@ def names() -> FakeChance:
 
 
 @settings(
-    max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate],
+    max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(schedule=schedules, learned=st.sampled_from([SURE, Learned()]))
