@@ -20,7 +20,7 @@ from tests.e2e.conftest import Stack
 pytestmark = pytest.mark.e2e
 
 schema = schemathesis.openapi.from_path(FILE)
-EXAMPLES = 12
+EXAMPLES = 8
 """Of each endpoint: more are a longer run, not another test."""
 
 
