@@ -1,7 +1,7 @@
 """The HTTP API described for tools: `docs/openapi.json`, made from the models. Run by `make openapi`.
 
 OpenAPI 3.1. Requests come from the pydantic models; replies, which the program builds as plain JSON, are described here
-and held against the deployed stack by tests/e2e/test_openapi.py.
+and held against the deployed stack by tests/e2e/test_whatever_is_asked.py.
 """
 
 import json
