@@ -20,7 +20,7 @@ from tests.e2e.conftest import Stack
 pytestmark = pytest.mark.e2e
 
 schema = schemathesis.openapi.from_path(FILE)
-EXAMPLES = 8
+EXAMPLES = 4
 """Of each endpoint: more are a longer run, not another test."""
 
 
