@@ -182,3 +182,4 @@ def test_the_operator_sets_a_clients_limits_while_it_works(stack: Stack, mark: s
 
     until(lambda: status() == 422, 40, lambda: "the limit is not in force")
     assert run("--tokens-per-day", "0", "--usd-per-day", "0")["tokens_per_day"] is None
+    until(lambda: status() == 202, 40, lambda: "the limit is still in force")
