@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backburner.addresses import Receivers
@@ -76,6 +76,8 @@ class House:
     tallies: Any = None
     catalogue: Any = field(default_factory=MemoryCatalogue)
     channels: dict[str, Any] | None = None
+    told_by_worker: tuple[str, ...] = ()
+    """Targets that it tells without a message."""
     receivers: Receivers = field(default_factory=Receivers)
     seals: MemorySeals = field(default_factory=MemorySeals)
     webhook_secrets: MemoryWebhookSecrets = field(default_factory=MemoryWebhookSecrets)
@@ -96,6 +98,18 @@ class House:
             tallies=self.tallies,
             attempts_max=self.attempts_max,
         )
+        channels: Callable[[str], Channel] = lambda target: (
+            self.channel if self.channels is None else self.channels[target]
+        )
+        self.delivery = Delivery(
+            store=self.store,
+            lifecycle=self.lifecycle,
+            channels=channels,
+            clock=self.clock,
+            chance=self.chance,
+            journal=self.journal,
+        )
+        working = replace(self.lifecycle, told_here=dict.fromkeys(self.told_by_worker, self.delivery.tell_at_once))
         self.limiter = SlotLimiter(self.limits, self.clock, self.chance, self.journal, self.new_lock)
         self.submission = Submission(
             store=self.store,
@@ -114,9 +128,9 @@ class House:
             at_once=dict.fromkeys(Lane, 10),
             webhooks=Webhooks(self.receivers, self.seals, self.webhook_secrets),
         )
-        self.leases = Leases(self.lifecycle, self.clock, self.journal)
+        self.leases = Leases(working, self.clock, self.journal)
         self.execution = Execution(
-            lifecycle=self.lifecycle,
+            lifecycle=working,
             payloads=self.payloads,
             dead_letters=self.dead_letters,
             providers=lambda _: self.provider,
@@ -128,17 +142,6 @@ class House:
             leases=self.leases,
             limiter=self.limiter,
             default_model="m-1",
-        )
-        channels: Callable[[str], Channel] = lambda target: (
-            self.channel if self.channels is None else self.channels[target]
-        )
-        self.delivery = Delivery(
-            store=self.store,
-            lifecycle=self.lifecycle,
-            channels=channels,
-            clock=self.clock,
-            chance=self.chance,
-            journal=self.journal,
         )
         self.redrive = Redrive(
             store=self.store,

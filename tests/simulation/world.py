@@ -322,6 +322,7 @@ class World:
             limits=Fated(self.limits, "limits", self.fate),
             catalogue=MemoryCatalogue(LIMITED),
             channel=Fated(Told(self), "channel", self.fate),
+            told_by_worker=(WEBSOCKET,),
         )
 
     # ── What may happen ───────────────────────────────────────────────────────────────────────────────────────────

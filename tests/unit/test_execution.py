@@ -17,7 +17,7 @@ from backburner.errors import (
     RateLimited,
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
-from backburner.models import Answer, Hint, Job, JobStatus, Lane, Question
+from backburner.models import WEBHOOK, WEBSOCKET, Answer, Hint, Job, JobStatus, Lane, Notice, Question
 from backburner.ports import Background
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import ScriptedProvider
@@ -457,19 +457,26 @@ def test_the_pieces_of_an_answer_go_to_whoever_listens() -> None:
     assert heard == [(first.job_id, "one")]
 
 
-def test_whoever_can_be_told_at_once_is_told_of_each_end_by_the_row_as_it_ended() -> None:
-    """After the notifier's message is sent. Not of a retry, nor of an answer that came too late to count."""
-    told: list[tuple[Job, int]] = []
+def test_a_target_that_is_told_here_gets_no_message_whatever_the_end() -> None:
+    """Told by the row as it ended, after the messages of the others. Not of a retry, nor of an answer that is late."""
+    told: list[tuple[Job, Notice, int]] = []
     provider = ScriptedProvider("yes", ProviderRefusedRequest(), Overloaded())
     house = House(provider=provider)
-    house.execution = replace(house.execution, tell_at_once=lambda row: told.append((row, len(house.notices.sent))))
-    jobs = [house.accept(stream=True) for _ in range(3)]
+
+    def tell(row: Job, notice: Notice) -> None:
+        told.append((row, notice, len(house.notices.sent)))
+
+    lifecycle = replace(house.lifecycle, told_here={WEBSOCKET: tell})
+    house.execution = replace(house.execution, lifecycle=lifecycle)
+    webhook = {"url": "https://receiver.example/", "secret": "whsec_ZXhhbXBsZS1rZXktMDEyMzQ1Njc4OWFiY2RlZg=="}
+    jobs = [house.accept(stream=True, webhook=webhook) for _ in range(3)]
     house.work()
-    assert [(row.job_id, row.status, sent) for row, sent in told] == [
-        (jobs[0].job_id, JobStatus.COMPLETED, 1),
-        (jobs[1].job_id, JobStatus.FAILED, 2),
+    assert [(row.job_id, row.status, notice.target, sent) for row, notice, sent in told] == [
+        (jobs[0].job_id, JobStatus.COMPLETED, WEBSOCKET, 1),
+        (jobs[1].job_id, JobStatus.FAILED, WEBSOCKET, 2),
     ]
-    assert [row for row, _ in told] == [house.job(job.job_id) for job in jobs[:2]]
+    assert {telling.target for _, telling in house.notices.sent} == {WEBHOOK}
+    assert [row for row, _, _ in told] == [house.job(job.job_id) for job in jobs[:2]]
     late = house.accept(stream=True)
     provider.script.append(lambda: house.submission.cancel(ALICE, late.job_id))
     house.run(late.job_id)

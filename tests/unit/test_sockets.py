@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from backburner.channels import websocket
-from backburner.channels.websocket import LISTENERS_MAX, AheadOfNotifier, WebSocketChannel
+from backburner import delivery
+from backburner.channels.websocket import LISTENERS_MAX, WebSocketChannel
+from backburner.delivery import Delivery, ToldHere
 from backburner.errors import ContentFiltered, PortUnavailable, Unauthorized, Untold
-from backburner.models import WEBSOCKET, Client, Job, JobStatus, Lane, NoticeStatus
+from backburner.models import WEBSOCKET, Client, Job, JobStatus, Lane, Notice, NoticeStatus, Telling
 from backburner.ports import Listener
 from backburner.sockets import CONNECTION_SECONDS, JOBS_MAX, MESSAGE_BYTES_MAX, SocketApi
 from tests.fakes.house import ALICE, BOB, House
@@ -396,37 +397,42 @@ def test_more_listeners_than_one_try_tells_are_told_by_the_next(api: Api) -> Non
     assert len({connection_id for connection_id, _ in api.sockets.frames}) == LISTENERS_MAX + 1
 
 
-def _ahead(api: Api) -> AheadOfNotifier:
-    return AheadOfNotifier(api.house.channel, api.house.journal)
-
-
-def test_a_worker_tells_listeners_before_the_notifier_which_finds_nobody_left(api: Api) -> None:
-    """One frame, and the target is noted as told."""
+def _to_be_told_by_its_worker(api: Api) -> tuple[Job, Notice]:
+    """A job that has just ended, of which the connection `c` wants to know; no message is on its way."""
     job = _ended(api)
     api.connect()
     api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
-    _ahead(api)(job)
+    api.house.notices.sent.clear()
+    (notice,) = job.pending
+    return job, notice
+
+
+def _told_here(api: Api) -> ToldHere:
+    return ToldHere(api.house.delivery, api.house.lifecycle, api.house.journal)
+
+
+def test_a_worker_tells_listeners_itself_without_a_message(api: Api) -> None:
+    """One frame, and the target is noted as told."""
+    job, notice = _to_be_told_by_its_worker(api)
+    _told_here(api)(job, notice)
     (frame,) = api.sockets.sent("c", "job")
     assert frame["job"]["status"] == "completed"
-    api.house.clock.advance(1)
-    api.house.tell()
-    assert len(api.sockets.sent("c", "job")) == 1
+    assert api.house.notices.sent == []
     told = [
-        (fields["count"], fields["told_ms"]) for event, fields in api.house.journal.events if event == "listeners_told"
+        (fields["count"], fields["told_ms"]) for name, fields in api.house.journal.events if name == "listeners_told"
     ]
     assert told == [(1, 0)]
-    (notice,) = api.house.job(job.job_id).outbox
-    assert (notice.status, notice.tries) == (NoticeStatus.DELIVERED, 1)
+    row = api.house.job(job.job_id)
+    (told_notice,) = row.outbox
+    assert (told_notice.status, told_notice.tries, row.due_at) == (NoticeStatus.DELIVERED, 1, None)
 
 
 @pytest.mark.parametrize("trouble", ["broken", "no table", "a fault of ours"])
 def test_whom_the_worker_could_not_tell_the_notifier_tells(
     api: Api, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is raised, and the journal has a word for it."""
-    job = _ended(api)
-    api.connect()
-    api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
+    """By the message of the second try."""
+    job, notice = _to_be_told_by_its_worker(api)
     with monkeypatch.context() as patched:
         match trouble:
             case "broken":
@@ -435,41 +441,64 @@ def test_whom_the_worker_could_not_tell_the_notifier_tells(
                 patched.setattr(api.connections, "fails", True)
             case _:
                 patched.setattr(api.house.channel, "tell", dict[Job, None]().__getitem__)
-        _ahead(api)(job)
+        _told_here(api)(job, notice)
     assert api.sockets.sent("c", "job") == []
-    reasons = {"broken": "unreachable", "no table": "InternalServerError", "a fault of ours": "KeyError"}
-    assert ("not_told_at_once", reasons[trouble]) in [
-        (event, fields.get("reason")) for event, fields in api.house.journal.events
-    ]
+    ((at, telling),) = api.house.notices.sent
+    assert telling == Telling(job.job_id, WEBSOCKET, 1)
+    api.house.clock.advance((at - api.house.clock.now()) / 1000)
     api.house.tell()
     assert len(api.sockets.sent("c", "job")) == 1
+    (told,) = api.house.job(job.job_id).outbox
+    assert (told.status, told.tries) == (NoticeStatus.DELIVERED, 2)
+
+
+def test_what_a_worker_could_not_note_is_left_due(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is raised; the repairer finds the row."""
+    job, notice = _to_be_told_by_its_worker(api)
+
+    def unavailable(*_: Any, **__: Any) -> Job:
+        raise PortUnavailable("InternalServerError")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.house.store, "update", unavailable)
+        _told_here(api)(job, notice)
+    assert ("not_told_at_once", "InternalServerError") in [
+        (name, fields.get("reason")) for name, fields in api.house.journal.events
+    ]
+    assert api.house.job(job.job_id).due_at == job.due_at is not None
 
 
 def test_a_connection_that_hangs_holds_a_worker_up_for_a_moment_only(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker goes on while the post still hangs."""
-    monkeypatch.setattr(websocket, "AHEAD_SECONDS_MAX", 0.05)
-    job = _ended(api)
-    api.connect()
-    api.connections.subscribe(job.job_id, Listener("c", "s"), jobs_max=1)
-    hangs, may_end = threading.Event(), threading.Event()
+    """The worker goes on while the post still hangs, and the notifier has its message; only one of the two counts."""
+    monkeypatch.setattr(delivery, "TOLD_HERE_SECONDS_MAX", 0.05)
+    job, notice = _to_be_told_by_its_worker(api)
+    hangs, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def hang(_connection_id: str) -> None:
         hangs.set()
         may_end.wait(30)
 
     api.sockets.before_post = hang
-    _ahead(api)(job)
+    told_here = _told_here(api)
+    tell = told_here.delivery.tell_at_once
+
+    def tell_and_say_so(job: Job, notice: Notice) -> None:
+        tell(job, notice)
+        ended.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Delivery, "tell_at_once", lambda _, job, notice: tell_and_say_so(job, notice))
+        told_here(job, notice)
     assert hangs.wait(30)
     assert api.sockets.sent("c", "job") == []
+    ((_, telling),) = api.house.notices.sent
+    assert telling == Telling(job.job_id, WEBSOCKET, 0)
     may_end.set()
-
-
-def test_a_job_that_nobody_may_listen_to_costs_the_worker_no_look(api: Api) -> None:
-    """Not even a thread."""
-    job = api.house.accept()
-    api.house.work()
-    _ahead(api)(api.house.job(job.job_id))
-    assert api.connections.looks == 0
+    assert ended.wait(30)
+    api.house.tell()
+    assert len(api.sockets.sent("c", "job")) == 1
+    (told,) = api.house.job(job.job_id).outbox
+    assert (told.status, told.tries) == (NoticeStatus.DELIVERED, 1)
 
 
 def test_a_streamed_job_has_the_target_and_another_has_none(api: Api) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from backburner.adapters.connections import ConnectionsTable
     from backburner.addresses import Receivers
     from backburner.channels.slack_api import SlackApi
+    from backburner.delivery import Delivery
     from backburner.http import Doorkeeper, Handler
     from backburner.lifecycle import Lifecycle
     from backburner.models import Client, Job
@@ -356,7 +358,8 @@ def worker() -> Handler:
     from backburner.adapters.aws import client
     from backburner.adapters.secrets import ProviderSecret
     from backburner.adapters.sqs import batch_handler, lane_of, parse_hint
-    from backburner.channels.websocket import AheadOfNotifier, WebSocketChannel
+    from backburner.channels.websocket import WebSocketChannel
+    from backburner.delivery import ToldHere
     from backburner.execution import Execution, Leases
     from backburner.pricing import PriceList, cost_micro_usd
     from backburner.settings import WorkerSettings
@@ -378,6 +381,9 @@ def worker() -> Handler:
         monotonic=time.monotonic,
         journal=lifecycle.journal,
     )
+    socket = WebSocketChannel(connections, sockets, posts, clock=lifecycle.clock, journal=lifecycle.journal)
+    told_here = ToldHere(_delivery(lifecycle, {WEBSOCKET: socket}.__getitem__), lifecycle, lifecycle.journal)
+    lifecycle = replace(lifecycle, told_here={WEBSOCKET: told_here})
     in_slack = _made_once(_slack_threads(settings, secret, lifecycle, aws))
     execution = Execution(
         lifecycle=lifecycle,
@@ -397,10 +403,6 @@ def worker() -> Handler:
         fallback_models=_names(settings.fallback_models),
         deltas=_Listeners(lambda: in_slack("presence"), live),
         conversations=lambda: in_slack("threads"),
-        tell_at_once=AheadOfNotifier(
-            WebSocketChannel(connections, sockets, posts, clock=lifecycle.clock, journal=lifecycle.journal),
-            lifecycle.journal,
-        ),
     )
 
     def hand_back(*_: Any) -> None:
@@ -514,21 +516,26 @@ def _made_once[T](registry: Mapping[str, Callable[[], T]]) -> Callable[[str], T]
 def notifier() -> Handler:
     """The handler of the notifications queue."""
     from backburner.adapters.sqs import batch_handler, parse_telling
-    from backburner.delivery import Delivery
     from backburner.settings import NotifierSettings
 
     settings = NotifierSettings.from_environment(os.environ)
     aws = _clients(patient=True)
     lifecycle = _lifecycle(settings, aws)
-    delivery = Delivery(
+    return batch_handler(parse_telling, _delivery(lifecycle, _channels(settings, lifecycle, aws)).run_batch)
+
+
+def _delivery(lifecycle: Lifecycle, channels: Callable[[str], Channel]) -> Delivery:
+    """Telling by the channels that a target's name gives."""
+    from backburner.delivery import Delivery
+
+    return Delivery(
         store=lifecycle.store,
         lifecycle=lifecycle,
-        channels=_channels(settings, lifecycle, aws),
+        channels=channels,
         clock=lifecycle.clock,
         chance=lifecycle.chance,
         journal=lifecycle.journal,
     )
-    return batch_handler(parse_telling, delivery.run_batch)
 
 
 def _channels(settings: NotifierSettings, lifecycle: Lifecycle, aws: Callable[[str], Any]) -> Callable[[str], Channel]:

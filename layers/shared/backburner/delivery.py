@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ JITTER = 0.2
 """A wait is up to so much longer: receivers that came back are not told everything at one moment."""
 RETRY_AFTER_SECONDS_MAX = 14_400
 REASON_CHARACTERS_MAX = 100
+TOLD_HERE_SECONDS_MAX = 2.0
+"""A worker waits no longer for a target that it tells itself: the notifier tells whoever is left."""
 CONFLICTS_MAX = 50
 """A write lost so often was lost to no other target: each writes three times at most a try."""
 
@@ -54,9 +57,18 @@ class Delivery:
             return
         job, notice = leased
         with self.journal.about(**job.about):
-            self._tell(job, notice)
+            self._tell(job, notice, read=notice)
 
-    def _tell(self, job: Job, notice: Notice) -> None:
+    def tell_at_once(self, job: Job, notice: Notice) -> None:
+        """Make the next try where the row was just written, with neither message nor lease.
+
+        The try after it has a message, and so has this one, from the repairer, if it is cut off. Raises PortUnavailable
+        when nothing could be noted.
+        """
+        with self.journal.about(**job.about):
+            self._tell(job, replace(notice, tries=notice.tries + 1), read=notice)
+
+    def _tell(self, job: Job, notice: Notice, *, read: Notice) -> None:
         waits: Sequence[float] = WAITS_SECONDS
         try:
             channel = self._channel(notice.target)
@@ -65,15 +77,15 @@ class Delivery:
                 raise Untold("interrupted", again=False)
             channel.tell(job)
         except Untold as error:
-            self._untold(job, notice, error, waits)
+            self._untold(job, notice, error, waits, read=read)
         except PortUnavailable:
-            self._untold(job, notice, Untold("unavailable", again=True), waits)
+            self._untold(job, notice, Untold("unavailable", again=True), waits, read=read)
         except Exception as error:  # noqa: BLE001  a fault of ours, which another try may or may not meet
             self.journal.note("telling_faulted", job_id=job.job_id, target=notice.target, error=type(error).__name__)
-            self._untold(job, notice, Untold("internal_error", again=True), waits)
+            self._untold(job, notice, Untold("internal_error", again=True), waits, read=read)
         else:
             told = replace(notice, status=NoticeStatus.DELIVERED, told_at=self.clock.now(), lease_until=0)
-            self._write(job, replace(told, last_error=None))
+            self._write(job, replace(told, last_error=None), read=read)
             self.journal.note(
                 "target_told",
                 job_id=job.job_id,
@@ -109,7 +121,7 @@ class Delivery:
                 job = conflict.current
         raise PortUnavailable("contention")
 
-    def _untold(self, job: Job, notice: Notice, error: Untold, waits: Sequence[float]) -> None:
+    def _untold(self, job: Job, notice: Notice, error: Untold, waits: Sequence[float], *, read: Notice) -> None:
         """Note a failed try, and plan the next one."""
         again = error.again and notice.tries <= len(waits)
         failed = replace(notice, last_error=error.message[:REASON_CHARACTERS_MAX], lease_until=0)
@@ -119,7 +131,7 @@ class Delivery:
             failed = replace(failed, lease_until=self.clock.now() + round(1000 * seconds))
         else:
             failed = replace(failed, status=NoticeStatus.GIVEN_UP, told_at=self.clock.now())
-        written = self._write(job, failed)
+        written = self._write(job, failed, read=read)
         self.journal.note(
             "target_untold",
             job_id=job.job_id,
@@ -131,16 +143,16 @@ class Delivery:
         if written and again:
             self.lifecycle.remind_of(job, failed)
 
-    def _write(self, job: Job, notice: Notice) -> bool:
+    def _write(self, job: Job, notice: Notice, *, read: Notice) -> bool:
         """Note what became of it, whatever became of the other targets meanwhile.
 
-        False if the try is not ours any more: the job was run again, or its lease had run out.
+        False if the try is not ours any more: the job was run again, or somebody made another than we had read.
         """
         current: Job | None = job
         for _ in range(CONFLICTS_MAX):
             if current is None or current.claims != job.claims:
                 return False
-            if not any((other.target, other.tries) == (notice.target, notice.tries) for other in current.pending):
+            if not any((other.target, other.tries) == (read.target, read.tries) for other in current.pending):
                 return False
             try:
                 self.lifecycle.settle(current, notice)
@@ -148,3 +160,37 @@ class Delivery:
             except Conflict as conflict:
                 current = conflict.current
         raise PortUnavailable("contention")
+
+
+@dataclass(frozen=True)
+class ToldHere:
+    """Tells a target of an end where it is stored: no queue, no cold start, and two writes and a message fewer.
+
+    `Lifecycle.told_here` holds one for each target told so. A target that takes its time is left to the notifier.
+    """
+
+    delivery: Delivery
+    lifecycle: Lifecycle
+    journal: Journal
+
+    def __call__(self, job: Job, notice: Notice) -> None:
+        """Tell it, within TOLD_HERE_SECONDS_MAX, or send the message. Raises PortUnavailable if that fails too."""
+        thread = threading.Thread(target=self._tell, args=(job, notice), name="told-here", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads
+            self._leave(job, notice, "no_thread")
+            return
+        thread.join(TOLD_HERE_SECONDS_MAX)
+        if thread.is_alive():
+            self._leave(job, notice, "slow")
+
+    def _leave(self, job: Job, notice: Notice, reason: str) -> None:
+        self.journal.note("not_told_at_once", job_id=job.job_id, target=notice.target, reason=reason)
+        self.lifecycle.remind_of(job, notice)
+
+    def _tell(self, job: Job, notice: Notice) -> None:
+        try:
+            self.delivery.tell_at_once(job, notice)
+        except PortUnavailable as error:  # it is told and not noted, or not told; the row is due, and the repairer acts
+            self.journal.note("not_told_at_once", job_id=job.job_id, target=notice.target, reason=error.message)

@@ -171,8 +171,6 @@ class Execution:
     deltas: Deltas | None = None
     conversations: Callable[[], Conversations] | None = None
     """Where jobs asked in Slack find what was said before; made, and its SDK imported, when the first one comes."""
-    tell_at_once: Callable[[Job], None] = lambda _: None
-    """Tells of an end whom it can without waiting for the notifier, whose message comes all the same. Never raises."""
 
     # ── Batches ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -314,7 +312,11 @@ class Execution:
             self._conclude(lease, InternalFault(), question)
         else:
             if answer is not None:
-                self._keep(job, answer, self._attempt(lease, "completed", question, answer))
+                attempt = self._attempt(lease, "completed", question, answer)
+                try:
+                    self._keep(job, answer, attempt)  # first of all: it is paid for
+                finally:
+                    self._settle(lease, question.model, answer.usage, answer.seen, attempt.ended_at - attempt.began_at)
 
     # ── Within the provider's limits ──────────────────────────────────────────────────────────────────────────────
 
@@ -330,7 +332,7 @@ class Execution:
                     return None
             lease.slot = slot
             try:
-                answer = self._ask(lease, question, slot, time_left)
+                answer = self._ask(lease, question, time_left)
             except RateLimited as error:
                 if error.usage is not None or self._next_model(job, error, question) is not None:
                     raise
@@ -343,7 +345,7 @@ class Execution:
             else:
                 return answer
 
-    def _ask(self, lease: Lease, question: Question, slot: Slot | None, time_left: TimeLeft) -> Answer:
+    def _ask(self, lease: Lease, question: Question, time_left: TimeLeft) -> Answer:
         """Make one call, and tell the limiter what became of it. Raises JobFailed."""
         job, model = lease.job, question.model
         timeout = min(self.call_seconds, time_left() - CLOSING_SECONDS)
@@ -352,7 +354,7 @@ class Execution:
         provider = self.providers(model.provider)
         lease.called_at = self.clock.now()
         try:
-            answer = provider.ask(
+            return provider.ask(
                 question,
                 timeout_seconds=timeout,
                 abandoned=lease.lost.is_set,
@@ -364,16 +366,14 @@ class Execution:
                 self.limiter.refused(model, error.retry_after_seconds, seen=error.seen)
             elif isinstance(error, Overloaded | ProviderFault):
                 self.limiter.failed(model)
-            if slot is not None and error.usage is not None:
-                self._settle(lease, model, slot, error.usage, error.seen)
+            if error.usage is not None:
+                self._settle(lease, model, error.usage, error.seen, self.clock.now() - lease.called_at)
             raise
-        if slot is not None:
-            self._settle(lease, model, slot, answer.usage, answer.seen)
-        return answer
 
-    def _settle(self, lease: Lease, model: ModelInfo, slot: Slot, usage: Usage, seen: Limits | None) -> None:
-        call_ms = self.clock.now() - (lease.called_at or self.clock.now())
-        self.limiter.settle(model, slot, usage, call_ms=call_ms, seen=seen)
+    def _settle(self, lease: Lease, model: ModelInfo, usage: Usage, seen: Limits | None, call_ms: int) -> None:
+        """Tell the limiter what a call used. One that was attached to had its slot, and is settled, elsewhere."""
+        if lease.slot is not None:
+            self.limiter.settle(model, lease.slot, usage, call_ms=call_ms, seen=seen)
 
     def _slot(
         self, lease: Lease, question: Question, slot: Slot | None, patient_until: EpochMs, time_left: TimeLeft
@@ -458,11 +458,8 @@ class Execution:
             except PortUnavailable:
                 self._discard(job, attempt)  # its cost is true all the same
                 raise
-        ended = self.lifecycle.complete(job, payload, attempt)
-        if ended is None:
+        if self.lifecycle.complete(job, payload, attempt) is None:
             self._discard(job, attempt)
-        else:
-            self.tell_at_once(ended)
 
     def _conclude(self, lease: Lease, error: JobFailed, question: Question | None) -> None:
         """End an attempt that brought no answer: try again later, ask another model, or fail."""
@@ -481,8 +478,7 @@ class Execution:
                 self.lifecycle.fall_back(job, index, error, attempt)
                 self._stop_call(lease, question, wanted=False)
                 return
-            elif (ended := self.lifecycle.fail(job, error, attempt)) is not None:
-                self.tell_at_once(ended)
+            elif self.lifecycle.fail(job, error, attempt) is not None:
                 self._stop_call(lease, question, wanted=False)
                 return
         except Conflict:

@@ -12,8 +12,8 @@ more; but a late answer is stored, even after its lease lapsed, as long as nobod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from backburner.budgets import day_of
 from backburner.errors import (
@@ -124,6 +124,9 @@ class Lifecycle:
     chance: Chance
     journal: Journal
     tallies: Tallies
+    told_here: Mapping[str, Callable[[Job, Notice], None]] = field(default_factory=dict)
+    """Targets that whoever ends a job here tells himself, without a message; and what tells them. Such a function notes
+    what became of it, or sends the message after all. Raises PortUnavailable, and then the repairer acts."""
     attempts_max: int = 3
     retention_seconds: int = 14 * 86_400
     retry_unknown: bool = True
@@ -512,13 +515,18 @@ class Lifecycle:
     def announce(self, job: Job) -> None:
         """Set the telling of every pending target going. What is missed here, the repairer does."""
         now = self.clock.now()
+        mine: list[Notice] = []
         for notice in job.pending:
             if notice.target == DEAD_LETTER:
                 self._bury(job)
             elif notice.target == BUDGET:
                 self._settle_charge(job)
+            elif notice.target in self.told_here:
+                mine.append(notice)
             elif notice.lease_until <= now:
                 self.remind_of(job, notice)
+        for notice in mine:  # last: it may take a moment
+            self.told_here[notice.target](job, notice)
 
     def reannounce(self, job: Job) -> None:
         """Announce again what is overdue of a final job's targets, once among all who try. Raises Conflict."""
@@ -733,6 +741,10 @@ class Lifecycle:
             if guard.claims not in (None, standing.claims):
                 return None
             row = standing  # ours: only the reply to an earlier try was lost
+        try:
+            self.announce(row)
+        except PortUnavailable:
+            self.journal.note("announcement_delayed", job_id=job.job_id)  # the row is due; the repairer tells
         self.journal.note(
             "job_ended",
             job_id=job.job_id,
@@ -743,10 +755,6 @@ class Lifecycle:
             attempts=job.attempts,
             total_ms=now - job.began_at,
         )
-        try:
-            self.announce(row)
-        except PortUnavailable:
-            self.journal.note("announcement_delayed", job_id=job.job_id)  # the row is due; the repairer tells
         return row
 
     @staticmethod

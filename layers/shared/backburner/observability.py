@@ -90,7 +90,7 @@ class Metric(StrEnum):
     BUDGETS_NEARLY_USED = "BudgetsNearlyUsed", COUNT, "ingest slack", "client"
     BUDGET_REFUSALS = "BudgetRefusals", COUNT, "ingest slack", "client"
 
-    DELIVERIES = "Deliveries", COUNT, "notifier", "channel,outcome"
+    DELIVERIES = "Deliveries", COUNT, "notifier worker", "channel,outcome"
     TELLING_DELAY = "TellingDelay", MILLISECONDS, "notifier worker", "channel"
     REPAIRS = "Repairs", COUNT, "repair worker", "kind"
     REPAIR_RUNS = "RepairRuns", COUNT, "repair"

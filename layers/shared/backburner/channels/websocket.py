@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Executor
 
 from backburner.errors import PortUnavailable, Untold
-from backburner.models import WEBSOCKET, Job
-from backburner.ports import Channel, Clock, Connections, Journal, Listener, Sockets
+from backburner.models import Job
+from backburner.ports import Clock, Connections, Journal, Listener, Sockets
 from backburner.streaming import job_frame
 
 LISTENERS_MAX = 100
 """In one try; if there are more, another try follows."""
-AHEAD_SECONDS_MAX = 2.0
-"""The worker waits no longer for listeners that are slow: the notifier tells those who are left."""
 
 
 class WebSocketChannel:
@@ -53,34 +50,3 @@ class WebSocketChannel:
         except PortUnavailable:
             return False
         return True
-
-
-class AheadOfNotifier:
-    """Tells listeners of an end where it is stored, ahead of the notifier, which finds whoever is left.
-
-    It saves them a queue and, at times, a cold start. Nothing hangs on it: what fails here is told by the notifier.
-    """
-
-    def __init__(self, channel: Channel, journal: Journal) -> None:
-        self._channel = channel
-        self._journal = journal
-
-    def __call__(self, job: Job) -> None:
-        """Tell them, within AHEAD_SECONDS_MAX. Never raises."""
-        if WEBSOCKET not in job.targets:
-            return
-        thread = threading.Thread(target=self._tell, args=(job,), name="ahead-of-notifier", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # there are too many threads
-            self._journal.note("not_told_at_once", job_id=job.job_id, reason="no_thread")
-            return
-        thread.join(AHEAD_SECONDS_MAX)
-
-    def _tell(self, job: Job) -> None:
-        try:
-            self._channel.tell(job)
-        except (Untold, PortUnavailable) as error:
-            self._journal.note("not_told_at_once", job_id=job.job_id, reason=error.message)
-        except Exception as error:  # noqa: BLE001  the job has ended, and the notifier is to tell of it
-            self._journal.note("not_told_at_once", job_id=job.job_id, reason=type(error).__name__)
