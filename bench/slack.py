@@ -153,11 +153,13 @@ def main() -> None:
         sent = [run.result() for run in runs]
     bench.until_answered(sent)
     answers, depths = bench.answers(), bench.depths()
-    posted = {
-        call["arguments"]["thread_ts"]: call["at"]
+    posts = [
+        call
         for call in bench.control(bench.slack, "GET", "ledger")
         if call["method"] == "chat.postMessage" and call["error"] is None
-    }
+    ]
+    posted = {call["arguments"]["thread_ts"]: call["at"] for call in posts if "thread_ts" in call["arguments"]}
+    alarms = [call["arguments"]["text"] for call in posts if "thread_ts" not in call["arguments"]]
     asked = Counter(call["prompt"][-6:] for call in bench.control(bench.provider, "GET", "ledger"))
     once = sum(answers[one.event["ts"]] == 1 for one in sent)
     one_call = sum(asked[one.event["text"][-6:]] == 1 for one in sent)
@@ -174,6 +176,8 @@ def main() -> None:
         f"acknowledged by 200 at once: {sum(one.status == 200 for one in sent)}; sent again: "
         f"{sum(one.resends for one in sent)} times; left in queues: {depths}"
     )
+    for alarm in alarms:
+        console.print(f"alarm: {alarm}")
     good = once == one_call == count and acks[1] < ACK_P99_MS and not any(depths.values())
     sys.exit(0 if good else 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from backburner.slack_events import HELP
 from backburner.slack_text import STOP
 from backburner.submission import job_id_for
 from tests.e2e.conftest import Workspace, until
-from tests.fakes.emulated import function_processes
+from tests.fakes.emulated import function_processes, kill
 from tests.fakes.slack import BOT_USER
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def cool_down(scene: Scene, function: str) -> None:
     """End a function's processes, so that the next invocation starts with nothing in memory."""
     outputs = scene.stack.outputs
     of_this_stack = f"STANDARD_QUEUE_URL={outputs['StandardQueueUrl']}"
-    for process in function_processes(outputs[f"{function.capitalize()}FunctionName"], of_this_stack):
-        os.kill(process, signal.SIGKILL)
+    kill(function_processes(outputs[f"{function.capitalize()}FunctionName"], of_this_stack))
 
 
 def refused_then_taken(scene: Scene, **more: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
-from tests.fakes.emulated import worker_processes
+from tests.fakes.emulated import kill, worker_processes
 
 pytestmark = pytest.mark.e2e
 
@@ -38,8 +38,7 @@ def test_a_killed_workers_job_is_taken_over_within_90_seconds(stack: Stack, fake
     until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
     workers = _worker_processes(stack)
     assert workers, "no worker process was found"
-    for process in workers:
-        os.kill(process, signal.SIGKILL)
+    kill(workers)
     killed = time.monotonic()
     job = stack.ended(job_id, 120)
     assert time.monotonic() - killed <= 90
@@ -54,8 +53,7 @@ def test_a_killed_workers_background_call_is_attached_to(stack: Stack, fake: Fak
     job_id = stack.submit(prompt=mark)["job_id"]
     until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
     until(lambda: _row(stack, job_id).get("handle"), 10, lambda: "its name was not noted")
-    for process in _worker_processes(stack):
-        os.kill(process, signal.SIGKILL)
+    kill(_worker_processes(stack))
     _make_due(stack, job_id)
     stack.repair()
     job = stack.ended(job_id)

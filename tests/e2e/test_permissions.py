@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 import uuid
 from collections import Counter
@@ -30,7 +29,7 @@ from cli.clients import create_client
 from tests.e2e import slack_probes
 from tests.e2e.conftest import Fake, Stack, until
 from tests.e2e.sockets import ask, connection, is_end, read
-from tests.fakes.emulated import function_processes, worker_processes
+from tests.fakes.emulated import function_processes, kill, worker_processes
 from tests.fakes.receiver import Receiver, Step
 
 pytestmark = pytest.mark.e2e
@@ -433,8 +432,7 @@ class Scene:
     def knows_the_depth(self, lane: str) -> bool:
         """Whether a fresh ingest process, which remembers no depth, sees how many hints wait before a job's own."""
         url = self.stack.outputs["StandardQueueUrl"]
-        for process in function_processes(_function_name(self.stack, "ingest"), f"STANDARD_QUEUE_URL={url}"):
-            os.kill(process, signal.SIGKILL)
+        kill(function_processes(_function_name(self.stack, "ingest"), f"STANDARD_QUEUE_URL={url}"))
         return "ahead" in self.row(self.stack.submit(prompt=self.mark, priority=lane)["job_id"])
 
     @contextmanager
@@ -496,8 +494,7 @@ class Scene:
 def end_processes(stack: Stack, function: str) -> None:
     """Let the function's next call be a cold start."""
     wanted = f"NOTIFICATIONS_QUEUE_URL={stack.outputs['NotificationsQueueUrl']}"
-    for process in function_processes(_function_name(stack, function), wanted):
-        os.kill(process, signal.SIGKILL)
+    kill(function_processes(_function_name(stack, function), wanted))
 
 
 def _depth(stack: Stack, queue: str, *states: str) -> int:
@@ -751,8 +748,7 @@ def a_dead_job_gets_its_letter(scene: Scene) -> None:
 
 def a_fresh_worker_reads_the_provider_key(scene: Scene) -> None:
     """The job is put back at no cost, without a call; then it is answered."""
-    for process in worker_processes(scene.stack.outputs["WorkerFunctionName"], scene.stack.outputs["StandardQueueUrl"]):
-        os.kill(process, signal.SIGKILL)
+    kill(worker_processes(scene.stack.outputs["WorkerFunctionName"], scene.stack.outputs["StandardQueueUrl"]))
     with scene.lacking():
         job_id = scene.stack.submit(prompt=scene.mark)["job_id"]
         accepted = scene.instant(job_id, "created_at")

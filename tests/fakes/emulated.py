@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+DEATH_SECONDS_MAX = 10
 
 
 def worker_processes(function_name: str, queue_url: str) -> list[int]:
@@ -23,3 +30,24 @@ def function_processes(function_name: str, *variables: str) -> list[int]:
             if wanted <= set(environment):
                 found.append(int(entry.name))
     return found
+
+
+def kill(processes: Iterable[int]) -> None:
+    """End the processes as SIGKILL does, and wait until they are dead: the emulator gives a dying one its next event."""
+    dying = list(processes)
+    for process in dying:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    end = time.monotonic() + DEATH_SECONDS_MAX
+    while any(_runs(process) for process in dying):
+        if time.monotonic() > end:
+            raise TimeoutError(f"still running after SIGKILL: {dying}")
+        time.sleep(0.01)
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in {"Z", "X"}

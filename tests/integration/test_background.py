@@ -1,5 +1,7 @@
 """OpenAI's background responses: attached to rather than paid for again. And structured output on each road."""
 
+from collections.abc import Callable
+
 import pytest
 from pydantic import JsonValue
 
@@ -18,9 +20,11 @@ def never() -> bool:
     return False
 
 
-def ask(llm: Provider, background: Background | None, seconds: float = 5.0) -> str:
+def ask(
+    llm: Provider, background: Background | None, seconds: float = 5.0, abandoned: Callable[[], bool] = never
+) -> str:
     """One call with leave for the background."""
-    return llm.ask(question(RESPONSES), timeout_seconds=seconds, abandoned=never, background=background).text
+    return llm.ask(question(RESPONSES), timeout_seconds=seconds, abandoned=abandoned, background=background).text
 
 
 def test_a_call_is_named_before_it_is_waited_for(provider: FakeProvider) -> None:
@@ -48,7 +52,7 @@ def test_a_broken_call_is_attached_to(provider: FakeProvider, fault: str) -> Non
     provider.script("river", Behaviour(text=RIVER, fault=fault))
     names: list[str] = []
     with pytest.raises((errors.ConnectionLost, errors.ProviderTimeout)) as broke:
-        ask(RESPONSES.open(provider.base_url), Background(None, names.append), 1.0)
+        ask(RESPONSES.open(provider.base_url), Background(None, names.append), 3.0)
     assert broke.value.goes_on
     again: list[str] = []
     assert ask(RESPONSES.open(provider.base_url), Background(names[0], again.append)) == RIVER
@@ -69,8 +73,8 @@ def test_a_cancelled_call_stops_costing(provider: FakeProvider) -> None:
     provider.configure(tokens_per_chunk=1, chunk_delay_seconds=0.2)
     provider.script("river", Behaviour(text=RIVER))
     names: list[str] = []
-    with pytest.raises(errors.ProviderTimeout):
-        ask(RESPONSES.open(provider.base_url), Background(None, names.append), 0.5)
+    with pytest.raises(errors.Abandoned):
+        ask(RESPONSES.open(provider.base_url), Background(None, names.append), abandoned=lambda: bool(names))
     RESPONSES.open(provider.base_url).cancel(names[0])
     [call] = provider.ledger
     assert call.outcome == "cancelled"

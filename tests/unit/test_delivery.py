@@ -1,6 +1,7 @@
 """Telling targets that a job has ended."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 
 from backburner.delivery import JITTER, RETRY_AFTER_SECONDS_MAX, TELLING_MS, WAITS_SECONDS
 from backburner.errors import PortUnavailable, ProviderRefusedRequest, Untold
+from backburner.lifecycle import NOTICE_GRACE_MS
 from backburner.models import Job, JobStatus, Notice, NoticeStatus, Telling
 from backburner.ports import Conflict
 from tests.fakes.house import House
 from tests.fakes.memory import MemoryStore, ScriptedProvider
+
+SECRET = "whsec_ZXhhbXBsZS1rZXktMDEyMzQ1Njc4OWFiY2RlZg=="
 
 
 class _WithTargets(MemoryStore):
@@ -124,6 +128,59 @@ def test_sqs_11_a_crash_around_the_telling(told_before_the_crash: bool) -> None:
     house.settle()
     assert len(house.channel.told) == 2 + told_before_the_crash
     assert len(house.provider.questions) == 1  # type: ignore[attr-defined]
+
+
+def test_a_jobs_only_target_is_leased_without_reading_the_row() -> None:
+    """A doubled message finds that it was told; one whose job was run again meanwhile, that it is not its any more."""
+    house = House()
+    job = house.accept(webhook={"url": "https://receiver.example/", "secret": SECRET})
+    house.work()
+    [(_, telling)] = house.notices.sent
+    assert telling == Telling(job.job_id, "webhook", 0, house.job(job.job_id).claims)
+    stale = replace(telling, claims=(telling.claims or 0) - 1)
+    with _unreadable(house):
+        house.delivery.deliver(replace(telling, job_id="job_nobody"))
+        house.delivery.deliver(stale)
+        assert len(house.channel.told) == 1, "its row tells that the try is still to be made"
+        house.delivery.deliver(telling)
+    assert len(house.channel.told) == 1
+    row = house.job(job.job_id)
+    assert [(notice.status, notice.tries) for notice in row.outbox] == [(NoticeStatus.DELIVERED, 1)]
+    assert row.due_at is None
+
+
+def test_a_lease_without_reading_is_due_when_it_lapses() -> None:
+    """Whoever dies while telling is followed by the repairer, as after any lease."""
+    house = House()
+    job = house.accept(webhook={"url": "https://receiver.example/", "secret": SECRET})
+    house.work()
+
+    def die(_: Job) -> None:
+        raise _KilledError
+
+    tell, house.channel.tell = house.channel.tell, die
+    [(_, telling)] = house.notices.sent
+    with pytest.raises(_KilledError):
+        house.delivery.deliver(telling)
+    row = house.job(job.job_id)
+    assert row.due_at == row.outbox[0].lease_until + NOTICE_GRACE_MS == house.clock.now() + TELLING_MS + NOTICE_GRACE_MS
+    house.channel.tell = tell
+    house.notices.sent.clear()
+    house.clock.advance((TELLING_MS + NOTICE_GRACE_MS) / 1000)
+    house.settle()
+    assert len(house.channel.told) == 1
+
+
+@contextmanager
+def _unreadable(house: House) -> Iterator[None]:
+    """The store answers no reads."""
+
+    def unavailable(_: str) -> Job:
+        raise PortUnavailable("InternalServerError")
+
+    get, house.store.get = house.store.get, unavailable
+    yield
+    house.store.get = get
 
 
 def test_lost_notices_are_sent_again() -> None:

@@ -113,6 +113,15 @@ def test_each_notification_is_a_message_in_the_operators_channel(slack: FakeSlac
     assert len(slack.answers(OPS)) == 3
 
 
+def test_an_alarm_that_was_just_made_and_is_well_is_no_news(slack: FakeSlack) -> None:
+    """A deployment makes dozens. One that goes off from the start is told, and so is the end of one that was on."""
+    told = [("INSUFFICIENT_DATA", "OK"), ("INSUFFICIENT_DATA", "ALARM"), ("ALARM", "OK"), ("OK", "INSUFFICIENT_DATA")]
+    alerts(slack).handle(event(*(json.dumps(alarm(new, OldStateValue=old)) for old, new in told)), None)
+    assert [answer.split(" ")[0] for answer in slack.answers(OPS)] == [
+        ":red_circle:", ":large_green_circle:", "*INSUFFICIENT_DATA:*",
+    ]  # fmt: skip
+
+
 def test_a_burst_of_alarms_is_told_at_slacks_pace(slack: FakeSlack) -> None:
     """One message a second: the others wait for their turn, in this invocation, and none is lost."""
     slack.script("chat.postMessage", *[{"status": 429, "headers": {"Retry-After": "1"}}] * 3)

@@ -492,7 +492,7 @@ def test_a_connection_that_hangs_holds_a_worker_up_for_a_moment_only(api: Api, m
     assert hangs.wait(30)
     assert api.sockets.sent("c", "job") == []
     ((_, telling),) = api.house.notices.sent
-    assert telling == Telling(job.job_id, WEBSOCKET, 0)
+    assert telling == Telling(job.job_id, WEBSOCKET, 0, job.claims)
     may_end.set()
     assert ended.wait(30)
     api.house.tell()

@@ -91,6 +91,9 @@ def test_tellings_of_the_first_version_are_read_and_still_written_so() -> None:
     body = '{"job_id":"job_1","target":"webhook","tries":2,"v":1}'
     assert parse_telling(body) == Telling("job_1", "webhook", 2)
     assert telling_body(Telling("job_1", "webhook", 2)) == body
+    only = '{"claims":3,"job_id":"job_1","target":"webhook","tries":0,"v":1}'
+    assert parse_telling(only) == Telling("job_1", "webhook", 0, 3)
+    assert telling_body(Telling("job_1", "webhook", 0, 3)) == only
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,15 @@ class Delivery:
 
     def _lease(self, telling: Telling) -> tuple[Job, Notice] | None:
         """Make this try ours, or None if it is made already, or is not due."""
-        job = self.store.get(telling.job_id)
+        job: Job | None
+        if telling.claims is None:
+            job = self.store.get(telling.job_id)
+        else:
+            only = Notice(telling.target, lease_until=self.clock.now() + TELLING_MS, tries=1)
+            try:
+                return self.lifecycle.settle_unread(telling.job_id, telling.claims, only), only
+            except Conflict as conflict:
+                job = conflict.current
         for _ in range(CONFLICTS_MAX):
             if job is None:
                 return None

@@ -550,8 +550,9 @@ class Lifecycle:
     def remind_of(self, job: Job, notice: Notice) -> None:
         """Send the message for a target's next try, to appear when that is due; a long wait is a chain of them."""
         wait_ms = max(0, notice.lease_until - self.clock.now())
+        is_only = job.outbox == (notice,) == (Notice(notice.target),)
         self.notices.send(
-            Telling(job.job_id, notice.target, notice.tries),
+            Telling(job.job_id, notice.target, notice.tries, job.claims if is_only else None),
             client_id=job.client_id,
             delay_seconds=min(-(-wait_ms // 1000), DELAY_SECONDS_MAX),
             trace=job.trail.trace if job.trail else None,
@@ -563,6 +564,14 @@ class Lifecycle:
         Raises Conflict when the outbox has changed since it was read.
         """
         return self.store.update(job.job_id, _as_read(job), **_noted(job, notice, self.clock.now()))
+
+    def settle_unread(self, job_id: str, claims: int, notice: Notice) -> Job:
+        """Write what became of the only notice of an outbox, of which nothing was written before. Raises Conflict."""
+        now = self.clock.now()
+        untold = Guard(_FINAL, claims=claims, unexpired_at=now, outbox=(Notice(notice.target),))
+        return self.store.update(
+            job_id, untold, outbox=(notice,), due_at=max(now, notice.lease_until) + NOTICE_GRACE_MS
+        )
 
     def bury(self, job: Job) -> None:
         """Send a dead job's letter."""

@@ -774,11 +774,13 @@ class Telling:
 
     tries: how many had been made when it was sent. It stands for the next one only, so a double of a message, or one
     that comes late, makes no try of its own.
+    claims: the row's, if the target was the only one of the job's and never tried; then the row need not be read first.
     """
 
     job_id: str
     target: str
     tries: int = 0
+    claims: int | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -59,13 +59,14 @@ def _fields(body: object, malformed: type[BackburnerError]) -> dict[str, Any]:
 
 
 def telling_body(telling: Telling) -> str:
-    """A telling as a message body: `{"job_id":"…","target":"webhook","tries":0,"v":1}`."""
+    """A telling as a message body: `{"job_id":"…","target":"webhook","tries":0,"v":1}`, and `claims` if it has them."""
     return canonical_json(
         {
             "job_id": telling.job_id,
             "target": telling.target,
             "tries": telling.tries,
             "v": telling.schema_version,
+            **({} if telling.claims is None else {"claims": telling.claims}),
         }
     )
 
@@ -73,10 +74,12 @@ def telling_body(telling: Telling) -> str:
 def parse_telling(body: object) -> Telling:
     """The telling in a message body. Unknown fields are passed over, later versions refused. Raises Malformed."""
     fields = _fields(body, MalformedTelling)
-    target, tries = fields.get("target"), fields.get("tries")
+    target, tries, claims = fields.get("target"), fields.get("tries"), fields.get("claims")
     if not isinstance(target, str) or not 0 < len(target) <= 128 or type(tries) is not int:
         raise MalformedTelling
-    return Telling(fields["job_id"], target, tries, schema_version=fields["v"])
+    if claims is not None and (type(claims) is not int or tries != 0):
+        raise MalformedTelling
+    return Telling(fields["job_id"], target, tries, claims, schema_version=fields["v"])
 
 
 def batch_handler[T](

@@ -39,7 +39,11 @@ class SlackAlerts:
     def handle(self, event: Mapping[str, Any], _context: Any) -> dict[str, Any]:
         """Post each notification of an SNS event. Raises Untold for what another try may mend: Lambda makes two."""
         for record in event.get("Records") or []:
-            text = alert_text(str(record.get("Sns", {}).get("Message") or ""), self.runbook_url)
+            message = str(record.get("Sns", {}).get("Message") or "")
+            if is_birth(message):
+                self.journal.note("alert_passed_over")
+                continue
+            text = alert_text(message, self.runbook_url)
             lines = [{"type": "section", "text": {"type": "mrkdwn", "text": line}} for line in text.split("\n")]
             try:
                 self._post(text, lines)
@@ -65,13 +69,28 @@ class SlackAlerts:
             waited += pause
 
 
-def alert_text(message: str, runbook_url: str) -> str:
-    """A CloudWatch alarm's notification as Slack's markup; any other message as it is."""
+def is_birth(message: str) -> bool:
+    """Whether it tells that all is well with an alarm that was just made: a deployment makes dozens of them.
+
+    Each of ours takes missing data for good or bad, so it is never again without a state.
+    """
+    alarm = _alarm(message)
+    return alarm is not None and (alarm.get("OldStateValue"), alarm.get("NewStateValue")) == ("INSUFFICIENT_DATA", "OK")
+
+
+def _alarm(message: str) -> dict[str, Any] | None:
+    """CloudWatch's notification; None if it is something else."""
     try:
         alarm = json.loads(message)
     except ValueError:
-        alarm = None
-    if not isinstance(alarm, dict) or "AlarmName" not in alarm:
+        return None
+    return alarm if isinstance(alarm, dict) and "AlarmName" in alarm else None
+
+
+def alert_text(message: str, runbook_url: str) -> str:
+    """A CloudWatch alarm's notification as Slack's markup; any other message as it is."""
+    alarm = _alarm(message)
+    if alarm is None:
         return escaped_plainly(" ".join(message.split())[:TEXT_CHARACTERS_MAX]) or "(an empty notification)"
     said = str(alarm.get("AlarmDescription") or alarm["AlarmName"])
     heading = _HEADING.search(said)
