@@ -33,7 +33,7 @@ def function_processes(function_name: str, *variables: str) -> list[int]:
 
 
 def kill(processes: Iterable[int]) -> None:
-    """End the processes as SIGKILL does, and wait until they are dead: the emulator gives a dying one its next event."""
+    """End processes by SIGKILL, and wait until they are dead: the emulator would give a dying one its next event."""
     dying = list(processes)
     for process in dying:
         with suppress(ProcessLookupError):
