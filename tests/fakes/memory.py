@@ -231,6 +231,9 @@ class MemoryLimits:
             self.lines[name] = place + step
             return place
 
+    def end_of(self, name: str) -> Micros:
+        return self.lines.get(name, 0)
+
     def _moved(self, gauge: Gauge, costs: Mapping[str, Micros]) -> Gauge:
         moved = {name: gauge.cursors.get(name, 0) + cost for name, cost in costs.items()}
         self.gauges[gauge.name] = replace(gauge, cursors=gauge.cursors | moved)

@@ -198,8 +198,10 @@ def test_an_adjustment_moves_the_cursors_wherever_they_are(store: LimitStore) ->
 
 def test_places_in_a_line_follow_each_other(store: LimitStore) -> None:
     """From the start asked for, unless the line is longer; a line that time has passed begins anew."""
+    assert store.end_of("line#a") == 0
     places = [store.advance("line#a", NOW, 10, 9) for _ in range(3)]
     assert places == [NOW, NOW + 10, NOW + 20]
     assert store.advance("line#a", NOW + 25, 10, 9) == NOW + 30
     assert store.advance("line#a", NOW + 100, 10, 9) == NOW + 100
     assert store.advance("line#b", NOW, 10, 9) == NOW
+    assert (store.end_of("line#a"), store.end_of("line#b")) == (NOW + 110, NOW + 10)

@@ -89,7 +89,7 @@ def question(model: ModelInfo, *, size: int = 0, max_tokens: int = 100) -> Quest
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     """With horizons wide enough to see some slots in a row."""
-    monkeypatch.setattr(limits, "HORIZON_MS", {Lane.INTERACTIVE: 60_000, Lane.STANDARD: 5_000, Lane.BULK: 2_000})
+    monkeypatch.setattr(limits, "HORIZON_MS", {Lane.INTERACTIVE: 120_000, Lane.STANDARD: 5_000, Lane.BULK: 4_000})
     return Desk()
 
 
@@ -162,7 +162,7 @@ def test_a_request_larger_than_a_burst_is_not_refused_for_ever(desk: Desk) -> No
 
 
 def test_a_lane_reserves_no_further_than_its_horizon(desk: Desk) -> None:
-    """Bulk fills two seconds, and an urgent job comes right after it."""
+    """At first sight half of it. Bulk fills two seconds of four, and an urgent job comes right after it."""
     now, taken = desk.clock.now(), 0
     while isinstance(desk.ask(question(ONE_A_SECOND), lane=Lane.BULK, patience_ms=0), Slot):
         taken += 1
@@ -232,22 +232,47 @@ def test_a_client_queues_in_a_line_of_its_own(desk: Desk) -> None:
     assert other.place < places[1]
 
 
-def test_who_comes_while_others_of_the_client_wait_takes_only_what_nobody_else_does(desk: Desk) -> None:
-    """A newcomer has the whole horizon, a job whose turn has come half of it, one whose turn has not come nothing."""
+def test_a_client_with_a_long_line_leaves_room_to_the_others(desk: Desk) -> None:
+    """Whose line is short may use the whole horizon, a job in its turn half of it, one before its turn nothing."""
     desk.waits(8)  # at 0 … 7 s
     asked, now = question(ONE_A_SECOND), desk.clock.now()
-    first = desk.ask(asked, lane=Lane.STANDARD, client="a")  # not within the five seconds of the lane
-    assert isinstance(first, Later)
-    desk.clock.time = now + 3_100  # the next slot is at 8 s
-    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=first.place), Later)
+    desk.store.lines["line#m-1#standard#a"] = (now + 60_000) * 1_000
+    desk.clock.time = now + 3_100  # the next slot is at 8 s: not within half of the lane's five seconds
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=now + 3_000), Later)
     assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
-    desk.clock.time = now + 4_000
-    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="b"), Slot)
+    slot = desk.ask(asked, lane=Lane.STANDARD, client="b", place=now + 3_000)
+    assert isinstance(slot, Slot)
+    assert slot.start_at == now + 8_000
     desk.clock.time = now + 6_600  # the next slot is at 9 s
-    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=first.place), Slot)
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a", place=now + 6_500), Slot)
     assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
     desk.clock.time = now + 10_000  # the next slot is at once
     assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Slot)
+
+
+def test_the_length_of_a_line_is_looked_up_once_in_a_while_and_only_where_slots_are_short(desk: Desk) -> None:
+    """A read, and none while there is room or while the line is known to be long."""
+    looked: list[str] = []
+    end_of = desk.store.end_of
+
+    def look(name: str) -> int:
+        looked.append(name)
+        return end_of(name)
+
+    desk.store.end_of = look  # type: ignore[method-assign]
+    asked = question(ONE_A_SECOND)
+    assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Slot)
+    assert looked == []
+    desk.waits(7)
+    for _ in range(3):
+        assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
+    assert looked == ["line#m-1#standard#a"]
+    desk.clock.advance(20)  # the line is over, as far as is known here; another process has made it longer
+    desk.store.lines["line#m-1#standard#a"] = (desk.clock.now() + 60_000) * 1_000
+    desk.waits(8)
+    for _ in range(3):
+        assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Later)
+    assert len(looked) == 2, "once more, and then it is known to be long"
 
 
 def test_a_job_far_back_in_the_line_keeps_its_place_and_is_not_waited_with(desk: Desk) -> None:

@@ -39,10 +39,12 @@ from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
 HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000, Lane.BULK: 500}
 """How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
 NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.5, 0.0
-"""The part of its lane's horizon that a job may use. A client with a line leaves half of it to those without one; those
-of its jobs whose turn has not come take only what would go unused."""
+"""The part of its lane's horizon that a job may use. At first it is half, and stays so for a client with a long line, who
+leaves the other half to the others; those of its jobs whose turn has not come take what would go unused."""
 UNSURE_STAY_MS = 10_000
 """While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
+SHORT_LINE_MS = 3_000
+"""A line that is over so soon makes nobody a client with a backlog."""
 NEAR_MS = 2_000
 """A turn so near is waited for in the worker, and in turn a slot."""
 STAY_MS = 1_000
@@ -178,12 +180,13 @@ class _Arrival:
 class _Line:
     """A client's line for a model, as far as this process knows. Those who come together are lined up in one write.
 
-    end: it reaches at least so far.
+    end: it reaches at least so far; seen_at: when that was looked up.
     """
 
     lock: AbstractContextManager[Any]
     arrivals: list[_Arrival] = field(default_factory=list)
     end: EpochMs = 0
+    seen_at: EpochMs = 0
 
 
 class SlotLimiter:
@@ -220,10 +223,8 @@ class SlotLimiter:
         model, now = question.model, self._clock.now()
         gives_up_at = now + patience_ms
         line = f"line#{model.name}#{lane}#{client_id}"
-        is_new = place is None and self._end_of(line) <= now
         if place is None:
-            stay_ms = min(patience_ms, self._stay_ms(model, is_new=is_new))
-            got = self._wait(question, lane, NEWCOMER if is_new else BEFORE_TURN, stay_ms)
+            got = self._first_try(question, lane, line, patience_ms)
         elif place > now + NEAR_MS:  # only a look whether there is more room than was thought
             got = self._wait(question, lane, BEFORE_TURN, 0)
         else:
@@ -235,15 +236,21 @@ class SlotLimiter:
                 return got
             self._clock.sleep(max(0, place - self._clock.now()) / 1000)
             left_ms = max(0, gives_up_at - self._clock.now())
-            got = self._wait(question, lane, NEWCOMER if is_new else IN_TURN, min(NEAR_MS, left_ms))
+            part = NEWCOMER if self._is_short(line) else IN_TURN
+            got = self._wait(question, lane, part, min(NEAR_MS, left_ms))
             place = None
         return got
 
-    def _stay_ms(self, model: ModelInfo, *, is_new: bool) -> int:
-        """How long a job without a place stays before it is given one."""
+    def _first_try(self, question: Question, lane: Lane, line: str, patience_ms: int) -> Slot | Later:
+        """A slot for a job without a place, or from when on its client may line up for one."""
+        model = question.model
         if is_unsure(self._gauge(model), model) and is_unsure(self._gauge(model, fresh_ms=FRESH_MS), model):
-            return UNSURE_STAY_MS  # no pace is known yet at which a line could go
-        return 0 if is_new else STAY_MS
+            return self._wait(question, lane, NEWCOMER, min(patience_ms, UNSURE_STAY_MS))  # a line would have no pace
+        if self._known_end(line) <= self._clock.now() + SHORT_LINE_MS:
+            got = self._wait(question, lane, IN_TURN, 0)
+            if isinstance(got, Slot) or self._is_short(line):
+                return got
+        return self._wait(question, lane, BEFORE_TURN, min(patience_ms, STAY_MS))
 
     def _wait(self, question: Question, lane: Lane, part: float, patience_ms: int) -> Slot | Later:
         """A slot within that part of the lane's horizon, as soon as one comes within it; patience has an end."""
@@ -358,11 +365,22 @@ class SlotLimiter:
         sure = learned.samples >= SAMPLES_MIN
         return Slot(question.model.name, 0, round(expected[0]), round(expected[1]), costs, guess, sure)
 
-    def _end_of(self, line: str) -> EpochMs:
+    def _known_end(self, line: str) -> EpochMs:
         """Until when the client's line is known to reach; it may be longer."""
         with self._lock:
             known = self._lines.get(line)
         return known.end if known else 0
+
+    def _is_short(self, line: str) -> bool:
+        """Whether all of the client's jobs that wait will have had their turn soon. Looked up if it is not known."""
+        now = self._clock.now()
+        if self._known_end(line) > now + SHORT_LINE_MS:
+            return False
+        with self._lock:
+            known = self._lines.setdefault(line, _Line(self._new_lock()))
+        if known.seen_at + FRESH_MS <= now:
+            known.end, known.seen_at = max(known.end, self._store.end_of(line) // 1000), now
+        return known.end <= now + SHORT_LINE_MS
 
     def _line_up(self, question: Question, name: str, after: EpochMs) -> EpochMs:
         """A place at the end of the line, which goes at the model's pace, so that those put off return one by one."""
@@ -382,7 +400,7 @@ class SlotLimiter:
                     at = self._store.advance(name, start * 1000, total, self._clock.now() // 1000 + LINE_SECONDS)
                     for other in arrivals:
                         other.place, at = max(other.after, at // 1000), at + other.step
-                    line.end = at // 1000
+                    line.end, line.seen_at = at // 1000, self._clock.now()
                 return arrival.place or after
         finally:
             with self._lock:

@@ -312,6 +312,9 @@ class LimitStore(Protocol):
         until: when the line may be forgotten.
         """
 
+    def end_of(self, name: str) -> Micros:
+        """The end of a line, possibly a moment old; 0 if there is none."""
+
 
 class Limiter(Protocol):
     """Leave to call a model. `take` and `is_open` raise PortUnavailable; the others do without."""

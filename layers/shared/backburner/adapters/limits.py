@@ -187,6 +187,14 @@ class LimitsTable:
                     raise
         return start
 
+    def end_of(self, name: str) -> Micros:
+        """The end of a line, possibly a moment old; 0 if there is none."""
+        with translated():
+            reply = self._client.get_item(
+                TableName=self._table, Key={"limit_id": {"S": name}}, ProjectionExpression="line_end"
+            )
+        return int(reply["Item"]["line_end"]["N"]) if reply.get("Item") else 0
+
     def _update(self, name: str, update: str, condition: str, expression: _Expression) -> Gauge:
         values = {"ExpressionAttributeValues": expression.values} if expression.values else {}
         try:
