@@ -11,7 +11,8 @@ import typer
 
 from backburner.documents import job_document
 from backburner.errors import JobIsFinal
-from backburner.models import Client, Job, JobStatus, Lane
+from backburner.models import INTERNAL_TARGETS, Client, Job, JobStatus, Lane, NoticeStatus
+from backburner.ports import Conflict
 from cli.clients import list_clients
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
@@ -83,6 +84,20 @@ def cancel_job(desk: Desk, job_id: str) -> None:
         raise Refused(f"{job_id}: {error.message}") from error
 
 
+def tell_again(desk: Desk, job_id: str) -> list[str]:
+    """Tell a job's end anew to the targets that were given up; their names. Raises Refused if there is none."""
+    job = find_job(desk, job_id)
+    lost = [n.target for n in job.outbox if n.status is NoticeStatus.GIVEN_UP and n.target not in INTERNAL_TARGETS]
+    if not lost:
+        raise Refused(f"{job_id}: nobody was given up; see `backburner jobs show {job_id}`")
+    try:
+        for target in lost:
+            job = desk.lifecycle.retell(job, target)
+    except Conflict as error:
+        raise Refused(f"{job_id} is being told this very moment; try again.") from error
+    return lost
+
+
 # ── Commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -126,6 +141,22 @@ def show_(
     """Show a job: its state, every attempt, and who was told."""
     desk = desk_of(Deployment.find(stack, profile))
     show_job(desk, find_job(desk, job_id), content=content, as_json=as_json)
+
+
+@app.command("tell")
+def tell(
+    job_id: Annotated[str, typer.Argument(help="A job that has ended.")],
+    stack: StackName = None,
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell a job's end again to whoever was given up: its webhook, its thread in Slack, its listeners."""
+    targets = tell_again(desk_of(Deployment.find(stack, profile)), job_id)
+    show(
+        {"job_id": job_id, "told_again": targets},
+        f"{job_id}: {', '.join(targets)} will be told. `backburner jobs show {job_id}` tells what becomes of it.",
+        as_json=as_json,
+    )
 
 
 @app.command("retry")

@@ -239,6 +239,23 @@ def test_the_tool_makes_a_secret_and_prints_it_once(stack: Stack, tool: Any, rec
     assert (unknown.exit_code, "no client 'nobody'" in unknown.output) == (2, True)
 
 
+def test_the_tool_tells_again_whoever_was_given_up(stack: Stack, tool: Any) -> None:
+    """And only them: what arrived is not sent twice."""
+    key = stack.client()
+    with Receiver([Step(410)]) as receiver:
+        asked = {"prompt": "a", "webhook": {"url": receiver.url, "secret": SECRET}}
+        job_id = stack.post(key, asked).json["job_id"]
+        stack.delete(key, job_id)
+        stack.tell()
+        again = tool("jobs", "tell", job_id, "--json")
+        assert json.loads(again.output) == {"job_id": job_id, "told_again": ["webhook"]}
+        assert stack.tell() == 1
+        assert stack.get(key, job_id).json["deliveries"][0]["status"] == "delivered"
+        arrived = tool("jobs", "tell", job_id)
+        assert (arrived.exit_code, "nobody was given up" in arrived.output) == (2, True)
+        assert len(receiver.requests) == 2
+
+
 def test_the_tool_sends_a_webhook_again_under_its_old_id(stack: Stack, tool: Any) -> None:
     """One that was given up, and one that arrived; what is to be sent is what the row says now."""
     key = stack.client()
@@ -259,5 +276,6 @@ def test_the_tool_sends_a_webhook_again_under_its_old_id(stack: Stack, tool: Any
         assert len({request.headers["webhook-id"] for request in receiver.requests}) == 1
         assert len(receiver.requests) == 3
     plain = stack.post(key, {"prompt": "a"}).json["job_id"]
+    assert "nobody was given up" in tool("jobs", "tell", plain).output
     assert "has no webhook" in tool("webhooks", "resend", plain).output
     assert "no job 'job_nobody'" in tool("webhooks", "resend", "job_nobody").output

@@ -161,6 +161,10 @@ def descriptions(template: Template) -> list[str]:
     return problems
 
 
+def _given_up_by(channel: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda body: _dimensions(body) == {"channel": channel, "outcome": "given_up"}
+
+
 def coverage(template: Template) -> list[str]:
     """Every queue, lane, function and provider has the alarms that it needs, each on itself."""
     dead = dead_letter_queues(template)
@@ -176,13 +180,9 @@ def coverage(template: Template) -> list[str]:
     wanted += [
         ("repair", str(Metric.REPAIR_RUNS), _at("service", "repair")),
         ("worker", str(Metric.COST), _at("service", "worker")),
-        (
-            "webhook",
-            str(Metric.DELIVERIES),
-            lambda body: _dimensions(body) == {"channel": "webhook", "outcome": "given_up"},
-        ),
         ("Api", "5XXError", lambda _: True),
     ]
+    wanted += [(channel, str(Metric.DELIVERIES), _given_up_by(channel)) for channel in (WEBHOOK, SLACK)]
     known = of_type(template, ALARM_TYPE)
     problems = []
     for subject, metric, fits in wanted:
@@ -304,6 +304,7 @@ SATURATED = "Resources.SaturatedAlarm.Properties.{}".format
         (coverage, drop("Resources.BulkFailureAlarm"), "bulk: no alarm on FailureRate"),
         (coverage, drop("Resources.SpendAlarm"), "worker: no alarm on CostUsd"),
         (coverage, put(GIVEN_UP("Dimensions.1.Value"), "put_off"), "webhook: no alarm on Deliveries"),
+        (coverage, drop("Resources.SlackGivenUpAlarm"), "slack: no alarm on Deliveries"),
         (alarms, drop(GIVEN_UP("Dimensions.1")), "nothing emits"),
         (alarms, put(GIVEN_UP("Dimensions.1.Value"), "lost"), "nothing emits"),
         (

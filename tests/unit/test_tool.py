@@ -74,7 +74,8 @@ def test_without_a_local_stack_it_is_the_one_on_aws(monkeypatch: pytest.MonkeyPa
 def test_all_commands_are_there() -> None:
     """As the runbook names them."""
     expected = (
-        "status", "jobs list", "jobs show", "jobs retry", "jobs cancel", "dlq list", "dlq show", "dlq retry",
+        "status", "jobs list", "jobs show", "jobs retry", "jobs tell", "jobs cancel", "dlq list", "dlq show",
+        "dlq retry",
         "dlq discard", "clients create", "clients list", "clients rotate", "clients limits", "clients disable",
         "clients webhook-secret rotate", "limits show", "limits set", "secrets set", "secrets rotate-sealing-key",
         "webhooks resend", "doctor", "size", "load", "tail", "submit", "pause", "resume", "drain",

@@ -85,7 +85,7 @@ class Delivery:
             self._untold(job, notice, Untold("internal_error", again=True), waits, read=read)
         else:
             told = replace(notice, status=NoticeStatus.DELIVERED, told_at=self.clock.now(), lease_until=0)
-            self._write(job, replace(told, last_error=None), read=read)
+            self._write(job, told, read=read)
             self.journal.note(
                 "target_told",
                 job_id=job.job_id,

@@ -39,7 +39,7 @@ from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
 HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000, Lane.BULK: 500}
 """How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
 NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.5, 0.0
-"""The part of its lane's horizon that a job may use. At first it is half, and stays so for a client with a long line, who
+"""The part of its lane's horizon that a job may use. First it is half, and stays so for a client with a long line, who
 leaves the other half to the others; those of its jobs whose turn has not come take what would go unused."""
 UNSURE_STAY_MS = 10_000
 """While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
