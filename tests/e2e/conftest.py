@@ -8,7 +8,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import boto3
 import httpx2
 import pytest
 
+from cli.clients import create_client
 from tests.fakes.slack import SIGNING_SECRET, FakeSlack, signed
 
 pytestmark = pytest.mark.e2e
@@ -58,6 +59,21 @@ class Stack:
         """A client with the stack's key."""
         return httpx2.Client(
             base_url=self.api_url, headers={"Authorization": f"Bearer {self.api_key}"}, timeout=30, trust_env=False
+        )
+
+    def patient(self) -> Stack:
+        """The stack as seen by a client whose calls may go on in the background."""
+        table = self.aws("dynamodb", resource=True).Table(self.outputs["ClientsTableName"])
+        return replace(self, api_key=create_client(table, "patient", "Patient", 0, background=True))
+
+    def make_due(self, job_id: str) -> None:
+        """Turn the row's clock rather than wait a minute."""
+        self.aws("dynamodb").update_item(
+            TableName=self.outputs["JobsTableName"],
+            Key={"job_id": {"S": job_id}},
+            UpdateExpression="SET due_at = :past",
+            ConditionExpression="attribute_exists(due_at)",
+            ExpressionAttributeValues={":past": {"N": "1"}},
         )
 
     def job(self, job_id: str) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cli.clients import create_client
 from tests.e2e.conftest import Fake, Stack, until
 from tests.fakes.emulated import kill, worker_processes
 
@@ -48,13 +46,13 @@ def test_a_killed_workers_job_is_taken_over_within_90_seconds(stack: Stack, fake
 
 def test_a_killed_workers_background_call_is_attached_to(stack: Stack, fake: Fake, mark: str) -> None:
     """SIGKILL while a background response runs: the job completes, and one call is billed."""
-    stack = _as_patient_client(stack)
+    stack = stack.patient()
     fake.script(mark, {"text": "word " * 20, "chunk_delay_seconds": 0.3})
     job_id = stack.submit(prompt=mark)["job_id"]
     until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
     until(lambda: _row(stack, job_id).get("handle"), 10, lambda: "its name was not noted")
     kill(_worker_processes(stack))
-    _make_due(stack, job_id)
+    stack.make_due(job_id)
     stack.repair()
     job = stack.ended(job_id)
     assert job["result"]["text"] == "word " * 20
@@ -87,7 +85,7 @@ def test_a_lost_hint_is_sent_again(stack: Stack, mark: str) -> None:
         sqs.purge_queue(QueueUrl=stack.outputs["StandardQueueUrl"])
     finally:
         functions.update_event_source_mapping(UUID=source["UUID"], Enabled=True)
-    _make_due(stack, job_id)
+    stack.make_due(job_id)
     stack.repair()
     assert stack.ended(job_id)["status"] == "completed"
 
@@ -166,20 +164,3 @@ def _row(stack: Stack, job_id: str) -> dict[str, Any]:
         TableName=stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
     )["Item"]
     return found
-
-
-def _as_patient_client(stack: Stack) -> Stack:
-    """The stack as seen by a client whose calls may go on in the background."""
-    table = stack.aws("dynamodb", resource=True).Table(stack.outputs["ClientsTableName"])
-    return replace(stack, api_key=create_client(table, "patient", "Patient", 0, background=True))
-
-
-def _make_due(stack: Stack, job_id: str) -> None:
-    """Turn the row's clock rather than wait a minute."""
-    stack.aws("dynamodb").update_item(
-        TableName=stack.outputs["JobsTableName"],
-        Key={"job_id": {"S": job_id}},
-        UpdateExpression="SET due_at = :past",
-        ConditionExpression="attribute_exists(due_at)",
-        ExpressionAttributeValues={":past": {"N": "1"}},
-    )
