@@ -2,9 +2,13 @@
 
 `python -m local.gradual`, then `sam build --template template-gradual.yaml`. A template of its own and no parameter,
 since SAM makes an alias always or never: whether there is one cannot depend on a condition.
+
+Each template written is a release of its own: by itself SAM publishes no new version when only a layer or a parameter
+has changed, and the alias would go on leading to the old one. Our code is in a layer.
 """
 
 import re
+import uuid
 
 from local.state import ROOT
 from local.template import TEMPLATE
@@ -26,12 +30,12 @@ SHIFT = "Canary10Percent10Minutes"
 _CODE = re.compile(rf"^      CodeUri: functions/({'|'.join(GRADUAL)})$", re.MULTILINE)
 
 
-def gradual(text: str) -> str:
-    """The template's text with what gradual deployments need."""
+def gradual(text: str, release: str) -> str:
+    """The template's text with what gradual deployments need. release: any letters and digits that are new."""
     alarms = ", ".join(f"!Ref {name}" for name in ROLLBACK_ALARMS)
     added = f"""
       AutoPublishAlias: live
-      AutoPublishAliasAllProperties: true # a change of settings alone is a new version too
+      AutoPublishCodeSha256: "{release}"
       DeploymentPreference:
         Type: {SHIFT}
         Alarms: [{alarms}]"""
@@ -43,7 +47,8 @@ def gradual(text: str) -> str:
 
 def main() -> None:
     """Write the file."""
-    TARGET.write_text(f"# Made from template.yaml by `python -m local.gradual`.\n{gradual(TEMPLATE.read_text())}")
+    text = gradual(TEMPLATE.read_text(), uuid.uuid4().hex)
+    TARGET.write_text(f"# Made from template.yaml by `python -m local.gradual`, for one deployment.\n{text}")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ from tests.template.resolved import PATH, Template, code_folder, functions, of_t
 from tests.template.test_interface import faults
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+def made(folder: Path, release: str) -> Template:
     """What SAM makes of the changed template."""
-    path: Path = tmp_path_factory.mktemp("gradual") / "template.yaml"
-    path.write_text(gradual(PATH.read_text()))
+    path = folder / f"{release}.yaml"
+    path.write_text(gradual(PATH.read_text(), release))
     found, errors = decode(str(path))
     assert found is not None
     assert not errors
@@ -27,6 +26,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
         reading: Callable[[], str] = lambda: text
         patch.setattr(resolved, "_text", reading)
         return transformed()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """The template of a release."""
+    return made(tmp_path_factory.mktemp("gradual"), "a1b2c3d4e5f6")
 
 
 def test_cfn_lint_finds_nothing(template: Template) -> None:
@@ -59,6 +64,13 @@ def test_queues_and_paths_lead_to_the_alias(template: Template) -> None:
         assert f"${{{name}Aliaslive}}" in body
 
 
+def test_each_release_is_a_new_version_of_every_function(template: Template, tmp_path: Path) -> None:
+    """Also where only a layer has changed, or a parameter: SAM itself sees neither, and the alias would stay behind."""
+    versions = set(of_type(template, "AWS::Lambda::Version"))
+    assert len(versions) == len(GRADUAL)
+    assert versions.isdisjoint(of_type(made(tmp_path, "f6e5d4c3b2a1"), "AWS::Lambda::Version"))
+
+
 def test_the_template_as_shipped_has_none_of_it() -> None:
     """A fresh account deploys in one step, and so does the local stack."""
     kinds = {body["Type"] for body in transformed()["Resources"].values()}
@@ -68,4 +80,4 @@ def test_the_template_as_shipped_has_none_of_it() -> None:
 def test_a_function_that_is_not_found_is_an_error() -> None:
     """Rather than a template without what was asked for."""
     with pytest.raises(ValueError, match="functions found"):
-        gradual(PATH.read_text().replace("functions/worker", "functions/workers"))
+        gradual(PATH.read_text().replace("functions/worker", "functions/workers"), "a1")
