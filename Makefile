@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-telling bench-imports layers openapi build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-bill bench-telling bench-imports layers openapi build lock clean bench-slack
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,9 @@ bench-telling: ready ## measure how soon the news of a job's end arrives (ARGS="
 
 bench-slack: ready ## measure a support bot's load in Slack on a stack of its own (ARGS="--per-minute 60 --minutes 3")
 	@$(LOCAL) slack $(ARGS)
+
+bench-bill: ready ## count what a job asks of AWS, and its price beside a plain implementation's (ARGS="--jobs 100")
+	@PYTHONPATH=layers/shared $(DEV)/python -m bench.bill $(ARGS)
 
 bench-imports: ready layers ## measure what a provider adds to its SDK's cold import
 	@$(DEV)/python -m bench.cold_import $(ARGS)

@@ -126,8 +126,8 @@ def fair(console: Console, jobs: int, workers: int, seed: int) -> None:
     table = Table("workers", "moment", "alone, p95 s", "beside, p95 s", "ratio", title_justify="left",
                   title=f"fair: 20 jobs of a client beside {backlog} of another; median (worst) of 5")  # fmt: skip
     dice = random.Random(seed)
-    for count in sorted({2, 5, 20, workers}):
-        for name, earliest, latest in (("at once", 0, 0), ("10 s to 5 min later", 10, 300)):
+    for count in sorted({2, 5, 10, 20, workers}):
+        for name, earliest, latest in (("at once", 0, 0), ("1 s later", 1, 1), ("10 s to 5 min later", 10, 300)):
             moments = [dice.uniform(earliest, latest) for _ in range(5)]
             alone = [_wait(0, count, moment, seed + run) for run, moment in enumerate(moments)]
             beside = [_wait(backlog, count, moment, seed + run) for run, moment in enumerate(moments)]
