@@ -301,6 +301,33 @@ def test_slk_02_a_resend_whose_first_copy_never_got_in_is_processed(desk: Desk) 
         assert len(desk.jobs) == 1
 
 
+EDITED = {"edited": {"user": USER, "ts": "1760000030.000000"}}
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+@pytest.mark.parametrize("retry", [{}, {"X-Slack-Retry-Num": "1", "X-Slack-Retry-Reason": "http_timeout"}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        mention("<@U0000BOT1> list four rivers", **EDITED),
+        mention("<@U0000BOT1> list four rivers", type="message", **EDITED),
+        mention("list four rivers", type="message", channel=DIRECT, channel_type="im", **EDITED),
+        mention("and a lake", type="message", ts="1760000020.000100", thread_ts="1760000000.000100", **EDITED),
+    ],
+    ids=["mention", "message", "direct", "reply"],
+)
+def test_an_edit_starts_nothing(desk: Desk, event: Json, retry: Json, asked_before: bool) -> None:
+    """Whether the message was a question before, and resent or not; what was first sent still asks when it is resent."""
+    if asked_before:
+        desk.send(desk.slack.envelope(mention()))
+    body = json.dumps(desk.slack.envelope(event))
+    headers = signed(SIGNING_SECRET, body, desk.house.clock.now() / 1000)
+    assert desk.post("events", body, headers | retry)["statusCode"] == 200
+    assert desk.prompts() == ["list three rivers"] * asked_before
+    desk.send(desk.slack.envelope(mention()))
+    assert desk.prompts() == ["list three rivers"]
+
+
 @pytest.mark.parametrize("order", list(permutations(range(2))))
 @pytest.mark.parametrize("thread_ts", [None, "1759999999.000100"])
 def test_slk_04_mention_and_message_are_one_question(desk: Desk, order: tuple[int, ...], thread_ts: str | None) -> None:

@@ -147,12 +147,17 @@ def said_in(envelope: Json) -> Said | None:
 
 
 def _is_a_persons(event: Json, envelope: Json, own: frozenset[str]) -> bool:
-    """Whether a person wrote it, just now: by any of the marks, since no single one is on all that bots write."""
+    """Whether a person wrote it, just now: by any of the marks, since no single one is on all that bots write.
+
+    Slack sends a mention anew whenever its message is edited, marked `edited`. A resend is a copy of what did not get
+    through, so a message comes again without that mark, whatever became of it since.
+    """
     user = _text(event, "user")
     return (
         _text(event, "type") in ("app_mention", "message")
         and _text(event, "subtype") in PEOPLES_SUBTYPES
         and not event.get("hidden")
+        and not event.get("edited")
         and not event.get("bot_id")
         and not event.get("bot_profile")
         and (not event.get("app_id") or event["app_id"] != envelope.get("api_app_id"))
