@@ -317,7 +317,7 @@ EDITED = {"edited": {"user": USER, "ts": "1760000030.000000"}}
     ids=["mention", "message", "direct", "reply"],
 )
 def test_an_edit_starts_nothing(desk: Desk, event: Json, retry: Json, asked_before: bool) -> None:
-    """Whether the message was a question before, and resent or not; what was first sent still asks when it is resent."""
+    """Whether it was a question before or not, resent or not; what was first sent still asks when it is resent."""
     if asked_before:
         desk.send(desk.slack.envelope(mention()))
     body = json.dumps(desk.slack.envelope(event))

@@ -32,7 +32,10 @@ HOOK_POSTS_MAX, HOOK_CHARACTERS_MAX = 5, 3_500
 """Slack takes five posts to a `response_url`, and cuts up longer texts as it likes."""
 QUESTION_CHARACTERS_MAX: Final = 300
 EVENT_TYPE: Final = "backburner_message"
-"""`event_type` of the metadata; its payload is `{"job_id", "run", "part", "kind"}`, kind `answer` or `notice`."""
+"""`event_type` of the metadata; its payload is `{"job_id", "run", "part", "kind"}`, kind `answer` or `notice`.
+
+A later question in the thread is told the answers; whatever else we say is a notice.
+"""
 BLOCKS_REFUSED: Final = frozenset({"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"})
 
 CUT_OFF = "\n\n_(The answer ends here because it reached its token limit.)_"
@@ -232,8 +235,9 @@ class SlackChannel:
     def _messages(self, job: Job, origin: SlackOrigin) -> list[_Message]:
         text = self._text(job)
         if job.status is JobStatus.COMPLETED:
+            kind = "answer" if job.claims and text != GONE else "notice"  # without a claim no model was asked
             sent = [part.sent for part in split(text)]
-            messages = [_Message(part, "answer", ({"type": "markdown", "text": part},)) for part in sent]
+            messages = [_Message(part, kind, ({"type": "markdown", "text": part},)) for part in sent]
         else:
             said = escaped_plainly(text)
             messages = [_Message(said, "notice", (_section(said),))]
