@@ -55,7 +55,7 @@ def test_a_thread_comes_in_pages_the_oldest_first(slack: FakeSlack, web: WebClie
     for number in range(1, 1_002):
         slack.say(str(number), thread_ts=root["ts"])
 
-    def pages(limit: int, **bounds: str) -> list[list[str]]:
+    def pages(limit: int, **bounds: Any) -> list[list[str]]:
         found = web.conversations_replies(channel=CHANNEL, ts=root["ts"], limit=limit, **bounds)
         return [[message["text"] for message in page["messages"]] for page in found]
 
