@@ -331,9 +331,9 @@ class FakeSlack:
             if body.get("delete_original"):
                 return 200, "ok"
             whom = None if body.get("response_type") == "in_channel" else user
-            self._messages.append(
-                Message(channel, self.new_ts(), BOT_USER, str(body.get("text", "")), bot=True, ephemeral_for=whom)
-            )
+            message = Message(channel, self.new_ts(), BOT_USER, str(body.get("text", "")), bot=True, ephemeral_for=whom)
+            message.blocks = body.get("blocks") or []
+            self._messages.append(message)
             return 200, "ok"
 
     # ── Methods ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -193,8 +193,10 @@ class SlackChannel:
         parts = [part.sent for part in split(self._text(job), HOOK_CHARACTERS_MAX)]
         if len(parts) > HOOK_POSTS_MAX:
             parts = [*parts[: HOOK_POSTS_MAX - 1], parts[HOOK_POSTS_MAX - 1] + REST]
+        button = self._button(job)  # of a failure, which is one short text
         for part in parts:
-            self._api.post_to_hook(url, text=part, response_type="ephemeral", replace_original=False)
+            blocks = [_section(part), *button] if button else None
+            self._api.post_to_hook(url, text=part, blocks=blocks, response_type="ephemeral", replace_original=False)
 
     # ── What is there already ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,13 +242,16 @@ class SlackChannel:
             messages = [_Message(part, kind, ({"type": "markdown", "text": part},)) for part in sent]
         else:
             said = escaped_plainly(text)
-            messages = [_Message(said, "notice", (_section(said),))]
-            if job.status is not JobStatus.CANCELLED and _code(job) not in FINAL_CODES:
-                button = button_row("Try again", RETRY, job.job_id)
-                messages = [replace(messages[0], blocks=(*messages[0].blocks, button))]
+            messages = [_Message(said, "notice", (_section(said), *self._button(job)))]
         if origin.surface == "command":
             messages[0] = replace(messages[0], blocks=(self._asked(job, origin), *messages[0].blocks))
         return messages
+
+    @staticmethod
+    def _button(job: Job) -> tuple[dict[str, Any], ...]:
+        """The button of a failure that asking again can mend; else nothing."""
+        failed = job.status not in (JobStatus.COMPLETED, JobStatus.CANCELLED)
+        return (button_row("Try again", RETRY, job.job_id),) if failed and _code(job) not in FINAL_CODES else ()
 
     def _text(self, job: Job) -> str:
         """The answer, or one sentence about why there is none."""
