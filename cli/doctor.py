@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 import urllib.error
@@ -30,12 +31,21 @@ CONCURRENT = ("Interactive", "Standard", "Bulk", "Notifier")
 """What the template's parameters <name>Concurrency limit."""
 ENDPOINTS_AT_ONCE = 2
 """The endpoints need a place beside the workers."""
+SIGNING_SECRET = re.compile(r"[0-9a-f]{32}")
+NO_SIGNING_SECRET = (
+    (re.compile(r"xoxb-.*"), "a bot token"),
+    (re.compile(r"xapp-.*"), "an app-level token"),
+    (re.compile(r"xox.*"), "a token"),
+    (re.compile(r"[0-9]+\.[0-9]+"), "the client id"),
+    (re.compile(r"[A-Za-z0-9]{24}"), "the verification token"),
+)
+"""What else Slack shows there, by its form. The client secret has the signing secret's own."""
 DRIFT_LOOKS_MAX, DRIFT_PAUSE_SECONDS = 30, 2.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ok: None where there was nothing to look at."""
+    """One thing looked at. ok: None where there was nothing to look at, or what was seen may be right or wrong."""
 
     what: str
     ok: bool | None
@@ -56,7 +66,20 @@ def check_slack(secret: Mapping[str, str], api_url: str, slack_url: str = "") ->
     signing_secret, token = secret.get("slack_signing_secret", "").strip(), secret.get("slack_bot_token", "").strip()
     if not signing_secret and not token:
         return [Finding("Slack", None, "not set up: the secret has neither slack_signing_secret nor slack_bot_token")]
-    return [*_endpoint(signing_secret, api_url), *_token(token, slack_url)]
+    return [*_form(signing_secret), *_endpoint(signing_secret, api_url), *_token(token, slack_url)]
+
+
+def _form(signing_secret: str) -> list[Finding]:
+    """Whether it looks like a signing secret: the endpoint signs with whatever it is given, as this tool does."""
+    what = "the signing secret's form"
+    if not signing_secret:
+        return []
+    if SIGNING_SECRET.fullmatch(signing_secret):
+        return [Finding(what, True, "32 hex digits, as Slack's have; so has the client secret")]
+    for form, name in NO_SIGNING_SECRET:
+        if form.fullmatch(signing_secret):
+            return [Finding(what, False, f"that is {name}; Slack shows the signing secret under Basic Information")]
+    return [Finding(what, None, "unlike Slack's, which are 32 hex digits in small letters; look whether it is whole")]
 
 
 def _endpoint(signing_secret: str, api_url: str) -> list[Finding]:

@@ -38,6 +38,7 @@ class Providers:
     slack_signing_secret: str = ""
     slack_bot_token: str = ""
     slack_alerts_channel: str = ""
+    slack_streaming: str = ""
 
     @property
     def needs_local_model(self) -> bool:
@@ -70,7 +71,7 @@ def providers_from_environment() -> Providers:
             note(f"{name}_API_KEY is not used: the local model answers.")
             note(f"For the real one: {name}_BASE_URL={real} make up")
     slack = {f"slack_{name}": os.environ.get(f"SLACK_{name.upper()}", "")
-             for name in ("api_base_url", "signing_secret", "bot_token", "alerts_channel")}  # fmt: skip
+             for name in ("api_base_url", "signing_secret", "bot_token", "alerts_channel", "streaming")}  # fmt: skip
     return Providers(addresses["OPENAI"], addresses["ANTHROPIC"], keys["OPENAI"], keys["ANTHROPIC"], **slack)
 
 
@@ -137,6 +138,7 @@ def _parameters(providers: Providers, model_port: int | None) -> dict[str, str]:
         "DefaultModel": template.parameter_defaults()["DefaultModel"] if by_openai else model.MODEL,
         "SlackApiBaseUrl": providers.slack_api_base_url,
         "SlackAlertsChannel": providers.slack_alerts_channel,
+        "SlackStreaming": providers.slack_streaming or "false",
         "ExtraModels": json.dumps(model.catalogue(openai=not by_openai, anthropic=not by_anthropic)),
     }
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.__main__ import app
-from tests.e2e.conftest import Fake, Stack, until
+from tests.e2e.conftest import Fake, Stack, Workspace, until
 from tests.fakes.receiver import Receiver
 
 pytestmark = pytest.mark.e2e
@@ -129,3 +129,25 @@ def test_an_operators_day(client: tuple[Stack, str], fake: Fake, mark: str, tmp_
     assert run("clients", "disable", client_id, "--old-keys", "--yes")["disabled"] == 1
     assert fresh.submit(prompt=mark)["status"] == "queued"
     run("secrets", "set", "openai_api_key", given="fake-openai-key")
+
+
+def test_the_doctor_looks_at_all_of_it_and_finds_what_is_wrong(stack: Stack, slack: Workspace) -> None:
+    """A row for each check, for people and as JSON. Exit status 0 if nothing is wrong, else 1."""
+    found = {row["what"]: row for row in run("doctor")}
+    expected = {
+        "AWS credentials": True, "the API": True, "the secret": True, "openai": True, "anthropic": True,
+        "the signing secret's form": None, "Slack's signing secret": True, "Slack's bot token": True,
+        "Slack's scopes": True, "Lambda's quota": True, "alarms are told to": True,
+    }  # fmt: skip
+    assert {what: row["ok"] for what, row in found.items()} == expected, found
+    shown = CliRunner().invoke(app, ["doctor"], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    assert all(what in shown.stdout for what in expected)
+    assert "WRONG" not in shown.stdout
+    slack.control("POST", "scripts", json={"method": "auth.test", "steps": [{"error": "account_inactive"}] * 2})
+    wrong = [row for row in run("doctor", exit_code=1) if row["ok"] is False]
+    assert [(row["what"], row["detail"]) for row in wrong] == [
+        ("Slack's bot token", "Slack refuses it: account_inactive")
+    ]
+    shown = CliRunner().invoke(app, ["doctor"], catch_exceptions=False)
+    assert (shown.exit_code, shown.stdout.count("WRONG")) == (1, 1), shown.output

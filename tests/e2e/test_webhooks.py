@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from backburner.adapters.dynamodb import attributes
+from backburner.channels.outbound import SECONDS_MAX
 from backburner.delivery import JITTER, WAITS_SECONDS
 from backburner.models import Notice
 from tests.e2e.conftest import Fake, Stack, until
@@ -70,15 +72,32 @@ def test_a_receiver_that_fails_twice_gets_its_answer_at_the_third_try(
     assert data["result"]["text"] == f"héllo 中 {mark}"
 
 
-def test_a_receiver_that_times_out_and_one_that_is_away_are_told_later(
-    stack: Stack, mark: str, receiver: Receiver
-) -> None:
-    """A connection dropped, then Retry-After: kept to."""
-    receiver.script = [Step(drop=True), Step(429, [("Retry-After", "4")])]
+def test_a_receiver_that_times_out_is_told_later(stack: Stack, mark: str, receiver: Receiver) -> None:
+    """It takes the request and never answers: after the call's deadline, the usual wait."""
+    receiver.script = [Step(hang=True)]
     job = delivered(stack, submit(stack, receiver, mark))
-    assert job["deliveries"][0]["tries"] == 3
-    second, third = receiver.requests
-    assert third.at - second.at >= WAITS_SECONDS[1]
+    assert job["deliveries"][0]["tries"] == 2
+    first, second = receiver.requests
+    assert SECONDS_MAX + WAITS_SECONDS[0] <= second.at - first.at < SECONDS_MAX + WAITS_SECONDS[0] * (1 + JITTER) + 5
+
+
+def test_the_wait_that_a_receiver_asks_for_is_kept(stack: Stack, mark: str, receiver: Receiver) -> None:
+    """Where it is longer than the planned one; the row holds it, and nothing is sent before. First it was away."""
+    asked = 6 * WAITS_SECONDS[1]
+    receiver.script = [Step(drop=True), Step(429, [("Retry-After", str(asked))])]
+    job_id = submit(stack, receiver, mark)
+
+    def refused() -> dict[str, Any] | None:
+        row = stack.aws("dynamodb").get_item(
+            TableName=stack.outputs["JobsTableName"], Key={"job_id": {"S": job_id}}, ConsistentRead=True
+        )["Item"]
+        (notice,) = json.loads(row.get("outbox", {"S": "[{}]"})["S"])
+        return dict(notice) if notice.get("last_error") == "http_429" else None
+
+    notice = until(refused, 30, lambda: str(stack.job(job_id)))
+    (request,) = receiver.requests
+    assert (notice["status"], notice["tries"]) == ("pending", 2)
+    assert asked <= notice["lease_until"] / 1000 - request.at < asked * (1 + JITTER) + 5
 
 
 def test_a_cancelled_job_is_told(stack: Stack, fake: Fake, mark: str, receiver: Receiver) -> None:

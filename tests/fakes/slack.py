@@ -53,6 +53,7 @@ SIGNING_SECRET, TOKEN = "fake-slack-signing-secret", "xoxb-fake-slack-token"
 TS = re.compile(r"\d{10}\.\d{6}")
 MARKDOWN_MAX, TEXT_MAX, SECTION_MAX, BLOCKS_MAX = 12_000, 40_000, 3_000, 50
 HOOK_USES, HOOK_SECONDS = 5, 1_800
+PAGE_MAX = 999
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Config:
     status_in_channels: bool = False  # setStatus works in threads that the app itself began, and in direct messages
     stream_seconds: float = 300.0
     latency_seconds: float = 0.0
+    root_on_each_page: bool = False  # of a thread; Slack documents neither
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,14 @@ class Message:
     edited: bool = False
     reactions: list[str] = field(default_factory=list)
     subtype: str | None = None
+    bot_id: str = BOT_ID  # of a bot's message; another app's has another
 
     def shown(self, metadata: bool) -> Json:
         """As conversations.replies returns it."""
         body: Json = {"type": "message", "ts": self.ts, "user": self.user, "text": self.text}
         if self.bot:
-            body |= {"bot_id": BOT_ID, "app_id": APP, "blocks": self.blocks}
+            body |= {"bot_id": self.bot_id, "blocks": self.blocks}
+            body |= {"app_id": APP} if self.bot_id == BOT_ID else {}
         if self.thread_ts:
             body["thread_ts"] = self.thread_ts
         if self.subtype:
@@ -327,9 +331,9 @@ class FakeSlack:
             if body.get("delete_original"):
                 return 200, "ok"
             whom = None if body.get("response_type") == "in_channel" else user
-            self._messages.append(
-                Message(channel, self.new_ts(), BOT_USER, str(body.get("text", "")), bot=True, ephemeral_for=whom)
-            )
+            message = Message(channel, self.new_ts(), BOT_USER, str(body.get("text", "")), bot=True, ephemeral_for=whom)
+            message.blocks = body.get("blocks") or []
+            self._messages.append(message)
             return 200, "ok"
 
     # ── Methods ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -492,29 +496,29 @@ class FakeSlack:
         if not roots:
             raise SlackError("thread_not_found")
         replies = [m for m in self._messages if (m.channel, m.thread_ts) == (channel, root)]
-        page = self._page(replies, arguments)
-        page["messages"].insert(0, roots[0].shown(_truth(arguments.get("include_all_metadata"))))
-        return page
+        return self._page(replies, arguments, root=roots[0])
 
     def _history(self, arguments: Json) -> Json:
         channel = self._channel(arguments)
         found = [m for m in self._messages if m.channel == channel and m.thread_ts is None]
         return self._page(found, arguments)
 
-    def _page(self, found: list[Message], arguments: Json) -> Json:
-        """A page of messages, oldest first."""
+    def _page(self, found: list[Message], arguments: Json, root: Message | None = None) -> Json:
+        """A page of messages, oldest first; a thread's root is the first of them, whatever the bounds."""
         oldest, latest = float(arguments.get("oldest") or 0), float(arguments.get("latest") or 9e12)
         within = _truth(arguments.get("inclusive"))
         metadata = _truth(arguments.get("include_all_metadata"))
-        start, limit = int(arguments.get("cursor") or 0), int(arguments.get("limit") or 1000)
+        start, limit = int(arguments.get("cursor") or 0), min(PAGE_MAX, int(arguments.get("limit") or PAGE_MAX))
 
         def wanted(message: Message) -> bool:
             at = float(message.ts)
             inside = oldest <= at <= latest if within else oldest < at < latest
             return inside and message.ephemeral_for is None
 
-        chosen = [m for m in found if wanted(m)]
+        chosen = ([root] if root else []) + [m for m in found if wanted(m)]
         page = chosen[start : start + limit]
+        if root and start and self.config.root_on_each_page:
+            page.insert(0, root)
         more = start + limit < len(chosen)
         return {
             "messages": [message.shown(metadata) for message in page],

@@ -11,11 +11,13 @@ import boto3
 import botocore.client
 import pytest
 
+from backburner.channels import slack as slack_channel
+from backburner.channels import slack_stream, slack_thread
 from backburner.models import ClientLimits
 from backburner.slack_events import CANNOT
 from backburner.submission import job_id_for
 from cli.clients import limit_client
-from tests.fakes.provider import FakeProvider
+from tests.fakes.provider import Behaviour, FakeProvider
 from tests.fakes.slack import SIGNING_SECRET, TOKEN, FakeSlack, signed
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Context, Reply, Stack, event, reply_of
@@ -33,10 +35,16 @@ def slack() -> Iterator[FakeSlack]:
 def stack(deployed: Deployed, provider: FakeProvider, slack: FakeSlack) -> Stack:
     """The functions with Slack's secrets, and a Slack that answers."""
     provider.configure(tokens_per_chunk=100_000)
-    functions = Stack(deployed, {"SLACK_API_BASE_URL": slack.base_url, "OPENAI_BASE_URL": f"{provider.base_url}/v1"})
+    return functions(deployed, provider, slack)
+
+
+def functions(deployed: Deployed, provider: FakeProvider, slack: FakeSlack, **overrides: str) -> Stack:
+    """The functions, with the addresses and the secrets that they need."""
+    given = {"SLACK_API_BASE_URL": slack.base_url, "OPENAI_BASE_URL": f"{provider.base_url}/v1", **overrides}
+    made = Stack(deployed, given)
     secrets = {"openai_api_key": "sk", "slack_signing_secret": SIGNING_SECRET, "slack_bot_token": TOKEN}
-    functions.provider_keys(json.dumps(secrets))
-    return functions
+    made.provider_keys(json.dumps(secrets))
+    return made
 
 
 def send(stack: Stack, ts: str = TS, **more: Any) -> Reply:
@@ -58,6 +66,43 @@ def test_a_question_is_answered_by_the_functions_one_after_the_other(stack: Stac
     assert send(stack).status == 200
     assert slack.answers("C0000CHN1", TS) == ["Echo: list three rivers"]
     assert len(stack.rows()) == 1
+
+
+@pytest.fixture
+def streaming(deployed: Deployed, provider: FakeProvider, slack: FakeSlack, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The functions as SlackStreaming=true sets them up; Slack is looked at, and takes messages, without waits."""
+    for module, name in ((slack_thread, "LOOK_SECONDS"), (slack_stream, "FLUSH_SECONDS")):
+        monkeypatch.setattr(module, name, 0.05)
+    monkeypatch.setattr(slack_channel, "SPACING_MICROS", 50_000)
+    slack.configure(messages_per_second=1_000.0)
+    return functions(deployed, provider, slack, SLACK_STREAMING="true")
+
+
+def test_an_answer_that_is_shown_while_it_is_written_is_whole_in_the_end(
+    streaming: Stack, provider: FakeProvider, slack: FakeSlack
+) -> None:
+    """Beyond one message's 12,000 characters it goes on in the next one; the notifier lays the answer over them."""
+    answer = "\n\n".join(f"part {n:03}: {'a < b ' * 40}".strip() for n in range(110))
+    provider.configure(tokens_per_chunk=100)
+    provider.script("three rivers", Behaviour(text=answer, finish_reason="stop", chunk_delay_seconds=0.03))
+    assert send(streaming).status == 200
+    assert streaming.work("InteractiveQueue") == 1
+    shown = [call.ts for call in slack.calls("chat.startStream")]
+    drafts = {message.ts: message.text for message in slack.messages("C0000CHN1", TS)}
+    assert len(shown) >= 3
+    assert [*drafts] == shown
+    assert all(0 < len(text) <= 12_000 for text in drafts.values())
+    assert answer.startswith("".join(drafts.values()).replace("&lt;", "<"))
+    assert slack.calls("chat.appendStream")
+    streaming.tell()
+    messages = slack.messages("C0000CHN1", TS)
+    assert "".join(message.markdown for message in messages).replace("&lt;", "<") == answer
+    assert all(len(message.markdown) <= 12_000 for message in messages)
+    assert [message.ts for message in messages][: len(shown)] == shown[: len(messages)]
+    parts = [(message.metadata or {})["event_payload"]["part"] for message in messages]
+    assert parts == list(range(len(messages)))
+    assert len(slack.calls("chat.postMessage")) == max(0, len(messages) - len(shown))
+    assert len(provider.ledger) == 1
 
 
 @pytest.fixture

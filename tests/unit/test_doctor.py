@@ -71,9 +71,32 @@ def wrong(findings: object) -> dict[str, str]:
 
 
 def test_all_is_well(slack: FakeSlack, api_url: str) -> None:
-    """Secret, token and scopes."""
+    """Secret, token and scopes; that the fake's secret has not the form of Slack's is said, and is no fault."""
     found = check_slack(SECRET, api_url, slack.base_url)
-    assert [finding.ok for finding in found] == [True, True, True]
+    assert [finding.ok for finding in found] == [None, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("signing_secret", "ok", "said"),
+    [
+        ("0123456789abcdef" * 2, True, "so has the client secret"),
+        ("xoxb-17-42-abc", False, "a bot token"),
+        ("xoxp-17-42-abc", False, "a token"),
+        ("xoxe.xoxb-1-abc", False, "a token"),
+        ("xapp-1-A1-42-abc", False, "an app-level token"),
+        ("1234567890.9876543210", False, "the client id"),
+        ("abcDEF0123456789abcDEF01", False, "the verification token"),
+        ("0123456789ABCDEF" * 2, None, "unlike Slack's"),
+        ("0123456789abcdef" * 2 + "0", None, "unlike Slack's"),
+        ("0123456789abcdef", None, "unlike Slack's"),
+    ],
+)
+def test_what_is_no_signing_secret_is_told_by_its_form(signing_secret: str, ok: bool | None, said: str) -> None:
+    """Endpoint and tool would agree on anything. What else Slack shows is named, and not shown again."""
+    secret = {"slack_signing_secret": signing_secret}
+    found = {finding.what: finding for finding in check_slack(secret, "http://127.0.0.1:9")}
+    form = found["the signing secret's form"]
+    assert (form.ok, said in form.detail, signing_secret in form.detail) == (ok, True, False)
 
 
 def test_a_deployment_without_slack_is_not_wrong(api_url: str) -> None:

@@ -47,6 +47,25 @@ def test_what_is_said_can_be_read(slack: FakeSlack, web: WebClient) -> None:
     assert slack.answers(CHANNEL, asked["ts"]) == ["**hi**"]
 
 
+@pytest.mark.parametrize("root_on_each_page", [False, True])
+def test_a_thread_comes_in_pages_the_oldest_first(slack: FakeSlack, web: WebClient, root_on_each_page: bool) -> None:
+    """The root is the first message of the first page, and perhaps of each; 999 messages are the most."""
+    slack.configure(root_on_each_page=root_on_each_page)
+    root = slack.say("0")
+    for number in range(1, 1_002):
+        slack.say(str(number), thread_ts=root["ts"])
+
+    def pages(limit: int, **bounds: Any) -> list[list[str]]:
+        found = web.conversations_replies(channel=CHANNEL, ts=root["ts"], limit=limit, **bounds)
+        return [[message["text"] for message in page["messages"]] for page in found]
+
+    again = ["0"] * root_on_each_page
+    first, second = pages(5_000)
+    assert (len(first), first[:2], second) == (999, ["0", "1"], [*again, "999", "1000", "1001"])
+    until = slack.messages()[4].ts
+    assert pages(2, latest=until) == [["0", "1"], [*again, "2", "3"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -57,7 +57,9 @@ class Told:
             self.token = self.tokens_to_come.pop(0)
         return self.token != refused
 
-    def ask(self, text: str = "an answer", *, finish: str = "stop", **where: Any) -> Job:
+    def ask(
+        self, text: str = "an answer", *, finish: str = "stop", question: str = "Name a river.", **where: Any
+    ) -> Job:
         """A question asked in the thread of a message, answered so; its row."""
         asked = self.slack.say(f"<@{BOT_USER}> hello")
         usual = {"channel": CHANNEL, "user": USER, "team": TEAM, "surface": "channel", "thread_ts": asked["ts"],
@@ -67,7 +69,7 @@ class Told:
         answer = Answer(text, finish, "m-1", "fake", Usage(1, 1))
         self.provider.ask = lambda _question, **_: answer  # type: ignore[method-assign]
         self.house.execution = replace(self.house.execution, providers=lambda _: self.provider)
-        job = self.house.accept(asked["ts"], slack=origin)
+        job = self.house.accept(asked["ts"], slack=origin, prompt=question)
         self.house.work()
         return self.house.job(job.job_id)
 
@@ -329,7 +331,7 @@ def test_any_other_end_is_told_in_one_sentence(
 
 
 def test_a_commands_answer_shows_who_asked_what_and_goes_on_in_its_own_thread(told: Told) -> None:
-    """Nobody else has seen the question. Only who asked is mentioned, whatever the question holds."""
+    """Nobody else has seen the question."""
     job = told.ask(long_answer(), surface="command", thread_ts=None, message_ts=None)
     told.slack.script("chat.postMessage", {}, {"lost": True})
     assert told.deliver(job).status is NoticeStatus.DELIVERED
@@ -338,6 +340,42 @@ def test_a_commands_answer_shows_who_asked_what_and_goes_on_in_its_own_thread(to
     context = messages[0].blocks[0]["elements"][0]["text"]
     assert context == f"<@{USER}> asked: Name a river."
     assert "".join(message.text for message in messages).count("## Part") == 10
+
+
+@pytest.mark.parametrize(
+    ("question", "shown"),
+    [
+        ("<!channel> <!here|x> <!subteam^S1>", "&lt;!channel&gt; &lt;!here|x&gt; &lt;!subteam^S1&gt;"),
+        ("<@U0000ADM1> in <#C0000OPS1>", "&lt;@U0000ADM1&gt; in &lt;#C0000OPS1&gt;"),
+        ("<https://evil.example.test|https://bank.example.test>",
+         "&lt;https://evil.example.test|https://bank.example.test&gt;"),
+        ("&lt;!channel&gt; & co", "&amp;lt;!channel&amp;gt; &amp; co"),
+        ("> *x* `<!channel>`\n```<!here>```", "&gt; *x* `&lt;!channel&gt;`\n```&lt;!here&gt;```"),
+        ("a" * 298 + "<!channel>", "a" * 298 + "&lt;!…"),
+        ("<" * 400, "&lt;" * 300 + "…"),
+    ],
+    ids=["broadcasts", "mentions", "link", "entities", "markdown", "cut", "long"],
+)  # fmt: skip
+def test_slk_16_a_commands_question_mentions_nobody(told: Told, question: str, shown: str) -> None:
+    """Only who asked is mentioned, whatever the question holds; it is cut before it is escaped."""
+    where: dict[str, Any] = {"surface": "command", "thread_ts": None, "message_ts": None}
+    told.deliver(told.ask("<!here> yes", question=question, **where))
+    (call,) = told.slack.calls("chat.postMessage")
+    assert call.arguments["blocks"][0]["elements"][0]["text"] == f"<@{USER}> asked: {shown}"
+    assert json.dumps(call.arguments).count("<") == 1
+
+
+def test_a_failure_told_through_a_response_url_keeps_its_button(told: Told) -> None:
+    """Where asking again can help."""
+    told.slack.configure(closed_channels=(CHANNEL,))
+    where: dict[str, Any] = {"surface": "command", "thread_ts": None, "message_ts": None}
+    for code, has_button in (("overloaded", True), ("content_filtered", False)):
+        job = told.ended(JobStatus.FAILED, code, **where, response_url=told.slack.response_url())
+        assert told.deliver(job).status is NoticeStatus.DELIVERED
+        message = told.slack.messages(CHANNEL)[-1]
+        assert (message.text, message.markdown, message.ephemeral_for) == (*[SENTENCES[code]] * 2, USER)
+        buttons = [block["elements"][0] for block in message.blocks if block["type"] == "actions"]
+        assert [(button["action_id"], button["value"]) for button in buttons] == [(RETRY, job.job_id)] * has_button
 
 
 def test_a_command_is_answered_through_its_response_url_where_the_app_may_not_post(told: Told) -> None:

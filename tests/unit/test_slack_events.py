@@ -190,6 +190,24 @@ def test_no_headers_at_all_is_a_401(desk: Desk) -> None:
     assert desk.desk.handle({"path": "/slack/events", "headers": None, "body": "{}"}, None)["statusCode"] == 401
 
 
+@pytest.mark.parametrize("secret", [None, "another"], ids=["unsigned", "signed by another"])
+def test_slk_12_buttons_and_commands_need_a_signature_too(desk: Desk, secret: str | None) -> None:
+    """401, and nothing is stopped or asked; the same requests signed do both."""
+    desk.send(desk.slack.envelope(mention()))
+    (job,) = desk.jobs
+    payload = {"type": "block_actions", "user": {"id": USER}, "actions": [{"action_id": STOP, "value": job.job_id}]}
+    command = {"command": "/ask", "text": "hi", "channel_id": CHANNEL, "user_id": USER, "trigger_id": "1"}
+    forms = {"interactions": {"payload": json.dumps(payload)}, "commands": command}
+    requests = [(path, urllib.parse.urlencode(form)) for path, form in forms.items()]
+    for path, body in requests:
+        headers = {} if secret is None else signed(secret, body, desk.house.clock.now() / 1000)
+        reply = desk.post(path, body, headers)
+        assert (reply["statusCode"], json.loads(reply["body"])["code"]) == (401, "bad_signature")
+    assert [row.status for row in desk.jobs] == [JobStatus.QUEUED]
+    assert [desk.post(path, body)["statusCode"] for path, body in requests] == [200, 200]
+    assert [row.status for row in desk.jobs] == [JobStatus.CANCELLED, JobStatus.QUEUED]
+
+
 class _At(Clock):
     def __init__(self, at: float) -> None:
         self._at = at
@@ -248,6 +266,18 @@ def test_fields_of_any_type_do_no_harm(value: Any, name: str) -> None:
     assert desk.send(envelope) == 200
 
 
+def test_that_slack_holds_back_events_is_noted(desk: Desk) -> None:
+    """Slack sends no more than 30,000 events an hour, and says so; that starts nothing."""
+    told = {"type": "app_rate_limited", "token": "unused", "team_id": "T0000HOME", "minute_rate_limited": 1_760_000_000,
+            "api_app_id": "A0000APP1"}  # fmt: skip
+    reply = desk.post("events", json.dumps(told))
+    assert (reply["statusCode"], json.loads(reply["body"])) == (200, {})
+    assert [event["minute"] for event in desk.house.journal.named("slack_events_dropped")] == [1_760_000_000]
+    assert desk.house.store.rows == {}
+    assert desk.house.hints.sent == desk.house.notices.sent == []
+    assert desk.marks.items == {}
+
+
 def test_odd_interactions_and_commands_are_refused_or_passed_over(desk: Desk) -> None:
     """400 or 200."""
     for body in ("", "payload=", "payload=[]", "payload={}", 'payload={"actions":[]}', 'payload={"actions":[1]}',
@@ -299,6 +329,33 @@ def test_slk_02_a_resend_whose_first_copy_never_got_in_is_processed(desk: Desk) 
         headers |= {"X-Slack-Retry-Num": number, "X-Slack-Retry-Reason": "http_error"}
         assert desk.post("events", body, headers)["statusCode"] == 200
         assert len(desk.jobs) == 1
+
+
+EDITED = {"edited": {"user": USER, "ts": "1760000030.000000"}}
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+@pytest.mark.parametrize("retry", [{}, {"X-Slack-Retry-Num": "1", "X-Slack-Retry-Reason": "http_timeout"}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        mention("<@U0000BOT1> list four rivers", **EDITED),
+        mention("<@U0000BOT1> list four rivers", type="message", **EDITED),
+        mention("list four rivers", type="message", channel=DIRECT, channel_type="im", **EDITED),
+        mention("and a lake", type="message", ts="1760000020.000100", thread_ts="1760000000.000100", **EDITED),
+    ],
+    ids=["mention", "message", "direct", "reply"],
+)
+def test_an_edit_starts_nothing(desk: Desk, event: Json, retry: Json, asked_before: bool) -> None:
+    """Whether it was a question before or not, resent or not; what was first sent still asks when it is resent."""
+    if asked_before:
+        desk.send(desk.slack.envelope(mention()))
+    body = json.dumps(desk.slack.envelope(event))
+    headers = signed(SIGNING_SECRET, body, desk.house.clock.now() / 1000)
+    assert desk.post("events", body, headers | retry)["statusCode"] == 200
+    assert desk.prompts() == ["list three rivers"] * asked_before
+    desk.send(desk.slack.envelope(mention()))
+    assert desk.prompts() == ["list three rivers"]
 
 
 @pytest.mark.parametrize("order", list(permutations(range(2))))
@@ -563,7 +620,7 @@ def test_all_people_together_have_the_limits_of_one_client() -> None:
 def failed(desk: Desk) -> Job:
     """A question whose call failed for good."""
     desk.send(desk.slack.envelope(mention()))
-    (job,) = desk.jobs
+    job = desk.jobs[-1]
     row = replace(
         desk.house.job(job.job_id),
         status=JobStatus.FAILED,
@@ -588,6 +645,21 @@ def test_the_retry_button_asks_again_once_however_often_it_is_pressed(desk: Desk
     assert job.slack is not None
     assert (again.slack.thread_ts, again.slack.failed_ts) == (job.slack.thread_ts, "1760000700.000100")
     assert desk.house.job(job.job_id).status is JobStatus.FAILED
+
+
+@pytest.mark.parametrize("given", ["https://hooks.slack.com/actions/T/2/y", ""])
+def test_a_command_that_is_tried_again_is_answered_where_its_button_was(desk: Desk, given: str) -> None:
+    """The command's own response_url may have lapsed. What was asked in a thread is answered there alone."""
+    desk.command("list three rivers")
+    (command,) = desk.jobs
+    assert command.slack is not None
+    for job in (command, failed(desk)):
+        error = Failure("overloaded", "no", True)
+        row = replace(job, status=JobStatus.FAILED, error=error, finished_at=1, due_at=None)
+        desk.house.store.rows[job.job_id] = row
+        desk.press(RETRY, job.job_id, response_url=given)
+    again = [job.slack and job.slack.response_url for job in desk.jobs if job.status is JobStatus.QUEUED]
+    assert again == [given or command.slack.response_url, None]
 
 
 def test_the_retry_button_of_what_has_not_failed_does_nothing(desk: Desk) -> None:

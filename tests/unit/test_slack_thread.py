@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -13,17 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backburner.channels import slack_thread
-from backburner.channels.slack import SlackChannel
+from backburner.channels.slack import GONE, SlackChannel
 from backburner.channels.slack_api import SlackApi
 from backburner.channels.slack_thread import (
     AGAIN,
     HISTORY_BYTES_MAX,
     OURSELVES,
+    TOO_LONG,
     SlackPresence,
     SlackThreads,
     _conversation,
+    _newest,
 )
-from backburner.models import Job, JobStatus, Message, Payload, SlackOrigin
+from backburner.models import Client, Job, JobStatus, Message, Payload, SlackOrigin
+from backburner.slack_events import HELP, SLOW_DOWN
 from backburner.slack_text import STOP
 from tests.fakes.house import House
 from tests.fakes.slack import BOT_USER, CHANNEL, DIRECT, TEAM, USER, FakeSlack
@@ -56,12 +59,16 @@ def asked_in(house: House, event: dict[str, Any], **more: Any) -> Job:
     return house.accept(event["ts"], slack=replace(origin, **more))
 
 
-def answer(house: House, slack: FakeSlack, job: Job, text: str, status: JobStatus = JobStatus.COMPLETED) -> None:
-    """Post the job's end as the notifier does."""
-    channel = SlackChannel(
+def channel_of(house: House, slack: FakeSlack) -> SlackChannel:
+    return SlackChannel(
         api_of(slack), payloads=house.payloads, line=house.limits, clock=house.clock, journal=house.journal
     )
-    channel.tell(replace(job, status=status, result=Payload(f'{{"text":"{text}"}}')))
+
+
+def answer(house: House, slack: FakeSlack, job: Job, text: str, status: JobStatus = JobStatus.COMPLETED) -> None:
+    """Post the end of a job that was called for once, as the notifier does."""
+    told = replace(job, status=status, claims=1, result=Payload(f'{{"text":"{text}"}}'))
+    channel_of(house, slack).tell(told)
 
 
 def recalled(house: House, slack: FakeSlack, job: Job, text: str) -> list[tuple[str, str]]:
@@ -93,7 +100,7 @@ def test_who_says_what_is_told_where_several_speak(house: House, slack: FakeSlac
     """By name, also of other apps: an alert may be what the question is about."""
     root = slack.say("the disk is full")
     alert = next(message for message in slack.messages() if message.ts == root["ts"])
-    alert.user, alert.bot = "U0000BOT9", True
+    alert.user, alert.bot, alert.bot_id = "U0000BOT9", True, "B0000BOT9"
     slack.say(f"<@{OTHER}> can you look?", thread_ts=root["ts"])
     asked = asked_in(house, slack.say("what does it mean?", thread_ts=root["ts"], user=OTHER))
     assert recalled(house, slack, asked, f"what does it mean for @{USER}?") == [
@@ -144,6 +151,113 @@ def test_slow_names_do_not_hold_up_the_question(
     assert "@U0000USR8" in turn[1]
 
 
+@pytest.mark.parametrize("root_on_each_page", [False, True])
+def test_of_a_thread_of_thousands_the_newest_is_told(house: House, slack: FakeSlack, root_on_each_page: bool) -> None:
+    """Slack gives the oldest first, a page at a time, the root perhaps with each; nothing is told twice."""
+    slack.configure(root_on_each_page=root_on_each_page)
+    root = slack.say("the beginning")
+    for number in range(2_050):
+        slack.say(f"reply {number:04}", thread_ts=root["ts"])
+    asked = asked_in(house, slack.say("and now?", thread_ts=root["ts"]))
+    ((role, told),) = recalled(house, slack, asked, "and now?")
+    assert role == "user"
+    assert told.endswith("reply 2048\n\nreply 2049\n\nand now?")
+    kept = told.split("\n\n")[:-1]
+    assert kept == [f"reply {number:04}" for number in range(2_050 - len(kept), 2_050)]
+    assert len(kept) == HISTORY_BYTES_MAX // len("reply 0000")
+    assert len(slack.calls("conversations.replies")) == 3
+
+
+def test_a_short_thread_in_pages_is_told_whole(house: House, slack: FakeSlack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the pages fall."""
+    root = slack.say("0")
+    for number in range(1, 9):
+        slack.say(str(number), thread_ts=root["ts"])
+    asked = asked_in(house, slack.say("9", thread_ts=root["ts"]))
+    for size in range(1, 11):
+        monkeypatch.setattr(slack_thread, "PAGE_MESSAGES", size)
+        assert recalled(house, slack, asked, "9") == [("user", "\n\n".join("0123456789"))]
+
+
+@pytest.mark.parametrize(("pages", "seconds", "reason"), [(2, 0.0, TOO_LONG), (10, 1.0, "timeout")])
+def test_a_thread_whose_end_is_not_reached_is_not_told(
+    house: House, slack: FakeSlack, monkeypatch: pytest.MonkeyPatch, pages: int, seconds: float, reason: str
+) -> None:
+    """What was said long ago is no answer to what "it" is; the bound is a number of pages, and a time."""
+    for name, value in (("PAGES_MAX", pages), ("PAGE_MESSAGES", 2), ("RECALL_SECONDS_MAX", 1.5)):
+        monkeypatch.setattr(slack_thread, name, value)
+    root = slack.say("0")
+    for number in range(1, 9):
+        slack.say(str(number), thread_ts=root["ts"])
+    asked = asked_in(house, slack.say("question", thread_ts=root["ts"]))
+    ticks = count(0.0, seconds)  # the time at each look at the clock
+    threads = SlackThreads(api_of(slack), lambda: next(ticks), house.journal)
+    (turn,) = threads.recall(asked, Message(role="user", content="question"))
+    assert (turn.role, turn.content) == ("user", "question")
+    (event,) = house.journal.named("slack_thread_unread")
+    assert event["reason"] == reason
+    assert len(slack.calls("conversations.replies")) == 2
+
+
+def test_a_draft_of_ours_is_no_turn(house: House, slack: FakeSlack) -> None:
+    """Cut off or still growing, it carries no mark: the answer it became a part of is told, another app's reply too."""
+    api, root = api_of(slack), slack.say("list rivers")
+    where = {"channel": CHANNEL, "thread_ts": root["ts"], "recipient_team_id": TEAM, "recipient_user_id": USER}
+    for _ in range(2):
+        api.call("chat.startStream", **where, markdown_text="Rhine, El")
+    answer(house, slack, asked_in(house, root), "Rhine, Elbe")
+    slack.say("also the Oder", thread_ts=root["ts"])
+    other = slack.messages()[-1]
+    other.user, other.bot, other.bot_id = "U0000BOT9", True, "B0000BOT9"
+    asked = asked_in(house, slack.say("and lakes?", thread_ts=root["ts"]))
+    name = f"name-of-{USER.lower()}"
+    assert recalled(house, slack, asked, "and lakes?") == [
+        ("user", f"{name}: list rivers"),
+        ("assistant", "Rhine, Elbe"),
+        ("user", f"app: also the Oder\n\n{name}: and lakes?"),
+    ]
+    assert len(slack.calls("auth.test")) == 1
+
+
+def test_our_alarm_at_the_root_is_what_the_question_is_about(house: House, slack: FakeSlack) -> None:
+    """It carries no mark either, but a draft is never a root; so Slack need not say who we are."""
+    ts = api_of(slack).call("chat.postMessage", channel=CHANNEL, text="Alarm: the disk is full")["ts"]
+    asked = asked_in(house, slack.say("what now?", thread_ts=ts))
+    ((_, told),) = recalled(house, slack, asked, "what now?")
+    assert told.startswith("app: Alarm: the disk is full\n\n")
+    assert slack.calls("auth.test") == []
+
+
+def test_where_slack_does_not_say_who_we_are_drafts_stay(house: House, slack: FakeSlack) -> None:
+    """It is asked once for a question, and again for the next one."""
+    api, root = api_of(slack), slack.say("list rivers")
+    where = {"channel": CHANNEL, "thread_ts": root["ts"], "recipient_team_id": TEAM, "recipient_user_id": USER}
+    for _ in range(2):
+        api.call("chat.startStream", **where, markdown_text="Rhine, El")
+    asked = asked_in(house, slack.say("and lakes?", thread_ts=root["ts"]))
+    threads = SlackThreads(api, time.monotonic, house.journal)
+    slack.script("auth.test", {"status": 500})
+    for drafts, calls in ((2, 1), (0, 2), (0, 2)):
+        (turn,) = threads.recall(asked, Message(role="user", content="and lakes?"))
+        assert turn.content.count("Rhine, El") == drafts
+        assert len(slack.calls("auth.test")) == calls
+
+
+def test_what_we_say_without_a_call_is_no_turn(house: House, slack: FakeSlack) -> None:
+    """Help, "too many questions", an answer that is no longer stored: the model said none of it."""
+    house.channel = channel_of(house, slack)
+    root = slack.say("list rivers")
+    for text in (HELP, SLOW_DOWN):
+        origin = asked_in(house, root).slack
+        assert origin is not None
+        house.submission.say(Client("slack", "Slack"), text, text, slack=origin)
+    house.tell()
+    answer(house, slack, asked_in(house, root), "")
+    assert slack.answers(CHANNEL, root["ts"]) == [HELP, SLOW_DOWN, GONE]
+    asked = asked_in(house, slack.say("and lakes?", thread_ts=root["ts"]))
+    assert recalled(house, slack, asked, "and lakes?") == [("user", "list rivers\n\nand lakes?")]
+
+
 SAID = st.lists(
     st.tuples(st.sampled_from([OURSELVES, USER, OTHER]), st.sampled_from(["hi", "word " * 900, "é" * 5_000])),
     max_size=20,
@@ -158,6 +272,18 @@ def test_any_thread_is_a_conversation_that_providers_take(said: list[tuple[str, 
     assert all(one.role != next_.role for one, next_ in pairwise(turns))
     assert turns[-1].content.endswith("the question")
     assert sum(len(turn.content.encode()) for turn in turns) <= HISTORY_BYTES_MAX + 200
+
+
+@given(SAID)
+def test_what_is_left_out_of_memory_has_no_place_in_the_conversation(said: list[tuple[str, str]]) -> None:
+    """Forgetting the oldest while the pages come changes nothing."""
+    said = [(who and USER, text) for who, text in said]
+    kept: list[tuple[str, str]] = []
+    for turn in said:
+        kept = _newest([*kept, turn])
+        assert sum(len(text.encode()) for _, text in kept) <= HISTORY_BYTES_MAX
+    question = (USER, "the question")
+    assert _conversation([*kept, question], {}) == _conversation([*said, question], {})
 
 
 # ── That somebody is at work ─────────────────────────────────────────────────────────────────────────────────────────

@@ -147,12 +147,17 @@ def said_in(envelope: Json) -> Said | None:
 
 
 def _is_a_persons(event: Json, envelope: Json, own: frozenset[str]) -> bool:
-    """Whether a person wrote it, just now: by any of the marks, since no single one is on all that bots write."""
+    """Whether a person wrote it, just now: by any of the marks, since no single one is on all that bots write.
+
+    Slack sends a mention anew whenever its message is edited, marked `edited`. A resend is a copy of what did not get
+    through, so a message comes again without that mark, whatever became of it since.
+    """
     user = _text(event, "user")
     return (
         _text(event, "type") in ("app_mention", "message")
         and _text(event, "subtype") in PEOPLES_SUBTYPES
         and not event.get("hidden")
+        and not event.get("edited")
         and not event.get("bot_id")
         and not event.get("bot_profile")
         and (not event.get("app_id") or event["app_id"] != envelope.get("api_app_id"))
@@ -331,8 +336,8 @@ class SlackDesk:
             case name if name == STOP:
                 self._replace(payload, self._stop(job_id))
             case name if name == RETRY:
-                who = _text(user or {}, "id")
-                note = self._retry(job_id, who, _text(action, "action_ts"), _text(container or {}, "message_ts"))
+                who, here = _text(user or {}, "id"), _text(payload, "response_url")
+                note = self._retry(job_id, who, _text(action, "action_ts"), _text(container or {}, "message_ts"), here)
                 if note:
                     self._whisper(payload, note)
         return _json(200, {})
@@ -344,8 +349,11 @@ class SlackDesk:
             return "There was nothing to stop any more."
         return "Stopped."
 
-    def _retry(self, job_id: str, user: str, action_ts: str, message_ts: str) -> str:
-        """Run a failed job again, as a new one; pressed twice it is the same one. Returns what to tell who pressed."""
+    def _retry(self, job_id: str, user: str, action_ts: str, message_ts: str, response_url: str) -> str:
+        """Run a failed job again, as a new one; pressed twice it is the same one. Returns what to tell who pressed.
+
+        response_url: the pressed button's own; a command's may have lapsed by now.
+        """
         try:
             job = self.submission.find(self.client(), job_id)
         except JobNotFound:
@@ -354,7 +362,12 @@ class SlackDesk:
             return ""
         if not self._may_ask(user, action_ts if _TS.fullmatch(action_ts) else job_id):
             return SLOW_DOWN
-        again = replace(job.slack, failed_ts=message_ts if _TS.fullmatch(message_ts) else None, streams=())
+        again = replace(
+            job.slack,
+            failed_ts=message_ts if _TS.fullmatch(message_ts) else None,
+            streams=(),
+            response_url=(response_url or job.slack.response_url) if job.slack.response_url else None,
+        )
         try:
             request = self.submission.request_of(job)
         except PayloadMissing:

@@ -32,7 +32,10 @@ HOOK_POSTS_MAX, HOOK_CHARACTERS_MAX = 5, 3_500
 """Slack takes five posts to a `response_url`, and cuts up longer texts as it likes."""
 QUESTION_CHARACTERS_MAX: Final = 300
 EVENT_TYPE: Final = "backburner_message"
-"""`event_type` of the metadata; its payload is `{"job_id", "run", "part", "kind"}`, kind `answer` or `notice`."""
+"""`event_type` of the metadata; its payload is `{"job_id", "run", "part", "kind"}`, kind `answer` or `notice`.
+
+A later question in the thread is told the answers; whatever else we say is a notice.
+"""
 BLOCKS_REFUSED: Final = frozenset({"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"})
 
 CUT_OFF = "\n\n_(The answer ends here because it reached its token limit.)_"
@@ -190,8 +193,10 @@ class SlackChannel:
         parts = [part.sent for part in split(self._text(job), HOOK_CHARACTERS_MAX)]
         if len(parts) > HOOK_POSTS_MAX:
             parts = [*parts[: HOOK_POSTS_MAX - 1], parts[HOOK_POSTS_MAX - 1] + REST]
+        button = self._button(job)  # of a failure, which is one short text
         for part in parts:
-            self._api.post_to_hook(url, text=part, response_type="ephemeral", replace_original=False)
+            blocks = [_section(part), *button] if button else None
+            self._api.post_to_hook(url, text=part, blocks=blocks, response_type="ephemeral", replace_original=False)
 
     # ── What is there already ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,17 +237,21 @@ class SlackChannel:
     def _messages(self, job: Job, origin: SlackOrigin) -> list[_Message]:
         text = self._text(job)
         if job.status is JobStatus.COMPLETED:
+            kind = "answer" if job.claims and text != GONE else "notice"  # without a claim no model was asked
             sent = [part.sent for part in split(text)]
-            messages = [_Message(part, "answer", ({"type": "markdown", "text": part},)) for part in sent]
+            messages = [_Message(part, kind, ({"type": "markdown", "text": part},)) for part in sent]
         else:
             said = escaped_plainly(text)
-            messages = [_Message(said, "notice", (_section(said),))]
-            if job.status is not JobStatus.CANCELLED and _code(job) not in FINAL_CODES:
-                button = button_row("Try again", RETRY, job.job_id)
-                messages = [replace(messages[0], blocks=(*messages[0].blocks, button))]
+            messages = [_Message(said, "notice", (_section(said), *self._button(job)))]
         if origin.surface == "command":
             messages[0] = replace(messages[0], blocks=(self._asked(job, origin), *messages[0].blocks))
         return messages
+
+    @staticmethod
+    def _button(job: Job) -> tuple[dict[str, Any], ...]:
+        """The button of a failure that asking again can mend; else nothing."""
+        failed = job.status not in (JobStatus.COMPLETED, JobStatus.CANCELLED)
+        return (button_row("Try again", RETRY, job.job_id),) if failed and _code(job) not in FINAL_CODES else ()
 
     def _text(self, job: Job) -> str:
         """The answer, or one sentence about why there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Final, Literal
 
 from cachetools import TTLCache
@@ -21,13 +22,18 @@ from backburner.slack_text import STOP, ids_in, plain_text, with_names
 
 RECALL_SECONDS_MAX: Final = 2.5
 """For all that is read of the thread; the question does not wait for more. A call ends within the api's own timeout."""
-MESSAGES_MAX: Final = 999
-"""Slack gives no more at once, and the oldest first."""
+PAGE_MESSAGES, PAGES_MAX = 999, 10
+"""Slack gives no more at once, and the oldest first: the newest, which count, are on the last page."""
 HISTORY_BYTES_MAX: Final = 16_000
 """Some 4,000 tokens of what was said before; the newest of it."""
 NAMES_MAX: Final = 10
 """Names that are looked up for one question."""
 NAMES_KEPT, NAME_SECONDS = 2_000, 3_600
+TOO_LONG: Final = "thread_too_long"
+OURSELVES: Final = ""
+
+type Turn = tuple[str, str]
+"""Who said it (a user's id, another app's name, OURSELVES), and what."""
 
 
 class SlackThreads:
@@ -36,6 +42,7 @@ class SlackThreads:
     def __init__(self, api: SlackApi, monotonic: Callable[[], float], journal: Journal) -> None:
         self._api, self._monotonic, self._journal = api, monotonic, journal
         self._names: TTLCache[str, str] = TTLCache(maxsize=NAMES_KEPT, ttl=NAME_SECONDS)
+        self._own: TTLCache[str, frozenset[str]] = TTLCache(maxsize=1, ttl=NAME_SECONDS)
         self._lock = threading.Lock()
 
     def recall(self, job: Job, asked: Message) -> Sequence[Message]:
@@ -44,28 +51,63 @@ class SlackThreads:
         if origin is None:
             return (asked,)
         ends_at = self._monotonic() + RECALL_SECONDS_MAX
-        said: list[tuple[str, str]] = []
+        said: list[Turn] = []
         if origin.thread_ts is not None and origin.thread_ts != origin.message_ts:
             try:
-                said = _turns(self._before(origin))
+                said = self._before(origin, ends_at)
             except Untold as error:
                 self._journal.note("slack_thread_unread", job_id=job.job_id, reason=error.message)
         said.append((origin.user, asked.content))
         names = self._names_of([who for who, _ in said if who] + [i for _, text in said for i in ids_in(text)], ends_at)
         return _conversation(said, names)
 
-    def _before(self, origin: SlackOrigin) -> Sequence[Mapping[str, Any]]:
-        """The thread's messages before the question, oldest first."""
-        page = self._api.call(
-            "conversations.replies",
-            channel=origin.channel,
-            ts=origin.thread_ts,
-            latest=origin.message_ts,
-            limit=MESSAGES_MAX,
-            include_all_metadata=True,
-        )
-        before = float(origin.message_ts or "inf")
-        return [message for message in page.get("messages", []) if float(message.get("ts") or 0) < before]
+    def _before(self, origin: SlackOrigin, ends_at: float) -> list[Turn]:
+        """What was said in the thread before the question, as far as it counts, oldest first. Raises Untold.
+
+        All or nothing: where the pages end before the thread does, what is known is not what was said last.
+        """
+        said: list[Turn] = []
+        own_ids = cache(lambda: self._own_ids(ends_at))
+        after, before = 0.0, float(origin.message_ts or "inf")
+        cursor: str | None = None
+        for number in range(PAGES_MAX):
+            if number and self._monotonic() > ends_at:
+                raise Untold("timeout", again=True)
+            page = self._api.call(
+                "conversations.replies",
+                channel=origin.channel,
+                ts=origin.thread_ts,
+                latest=origin.message_ts,
+                cursor=cursor,
+                limit=PAGE_MESSAGES,
+                include_all_metadata=True,
+            )
+            for message in page.get("messages", []):
+                at = float(message.get("ts") or 0)
+                if after < at < before:  # the root may come with each page
+                    after = at
+                    said += _said_in(message, origin, own_ids)
+            said = _newest(said)
+            cursor = (page.get("response_metadata") or {}).get("next_cursor")
+            if not cursor:
+                return said
+        raise Untold(TOO_LONG)
+
+    def _own_ids(self, ends_at: float) -> frozenset[str]:
+        """Our own ids, as a bot and as a user; none if they cannot be had in time."""
+        with self._lock:
+            own = self._own.get("")
+        if own is None:
+            if self._monotonic() > ends_at:
+                return frozenset()
+            try:
+                us = self._api.call("auth.test")
+            except Untold:
+                return frozenset()
+            own = frozenset(str(us[name]) for name in ("bot_id", "user_id") if us.get(name))
+            with self._lock:
+                self._own[""] = own
+        return own
 
     def _names_of(self, ids: Sequence[str], ends_at: float) -> dict[str, str]:
         """Names of users and channels, as far as they can be had in time."""
@@ -98,24 +140,33 @@ class SlackThreads:
         return str(name)
 
 
-OURSELVES: Final = ""
+def _said_in(message: Mapping[str, Any], origin: SlackOrigin, own_ids: Callable[[], frozenset[str]]) -> list[Turn]:
+    """The turn that a message is; none if it says nothing, or is of ours and no answer."""
+    text, kind = plain_text(str(message.get("text") or "")), payload_of(message).get("kind")
+    if not text or kind not in (None, "answer"):
+        return []
+    if kind == "answer":
+        return [(OURSELVES, text)]
+    if not message.get("bot_id"):
+        return [(str(message.get("user") or "somebody"), text)]
+    # A reply of ours without a mark is what a broken stream has left; a root of ours without one is an alarm.
+    is_reply = message.get("ts") != origin.thread_ts
+    if is_reply and not own_ids().isdisjoint((message["bot_id"], message.get("user"))):
+        return []
+    return [(str((message.get("bot_profile") or {}).get("name") or message.get("username") or "app"), text)]
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Who said what: ids of users, names of other apps, OURSELVES; without what we said that was no answer."""
-    turns: list[tuple[str, str]] = []
-    for message in messages:
-        ours = payload_of(message)
-        text = plain_text(str(message.get("text") or ""))
-        if not text or (ours and ours.get("kind") != "answer"):
-            continue
-        bot = (message.get("bot_profile") or {}).get("name") or message.get("username") or "app"
-        who = OURSELVES if ours else str(bot if message.get("bot_id") else message.get("user") or "somebody")
-        turns.append((who, text))
-    return turns
+def _newest(said: Sequence[Turn]) -> list[Turn]:
+    """The newest turns that can still have a place in the conversation."""
+    size = 0
+    for back, (_, text) in enumerate(reversed(said)):
+        size += len(text.encode())
+        if size > HISTORY_BYTES_MAX:
+            return list(said[len(said) - back :])
+    return list(said)
 
 
-def _conversation(said: Sequence[tuple[str, str]], names: Mapping[str, str]) -> tuple[Message, ...]:
+def _conversation(said: Sequence[Turn], names: Mapping[str, str]) -> tuple[Message, ...]:
     """The newest turns that fit, ours as the assistant's; names before what is said where more than one person speaks.
 
     It begins with a person, and no two turns of one side follow each other: providers want both.
