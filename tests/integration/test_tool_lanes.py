@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from rich.console import Console
 
 from backburner import bootstrap
 from backburner.models import Lane
-from cli import lanes
+from cli import lanes, status
 from tests.fakes.provider import Behaviour, FakeProvider
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
@@ -87,6 +91,29 @@ def test_status_tells_lanes_limits_and_failures(stack: Stack, tool: Any, provide
     assert shown.exit_code == 0
     assert "dead jobs: 2" in shown.stdout
     assert "quota_exhausted 2" in shown.stdout
+
+
+def test_status_goes_on_in_a_terminal_until_it_is_interrupted(
+    stack: Stack, tool: Any, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is drawn anew with what has changed since."""
+    screen = io.StringIO()
+    monkeypatch.setattr(status, "console", Console(file=screen, force_terminal=True, width=100))
+    slept: list[float] = []
+
+    def meanwhile(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+        die(stack, provider, "quota_exhausted", 2)
+
+    clock = SimpleNamespace(sleep=meanwhile, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(status, "time", clock)
+    stack.client("bob")
+    assert tool("status", "--every", "7").exit_code == 130
+    assert slept == [7, 7]
+    drawn = screen.getvalue()
+    assert drawn.index("dead jobs: 0") < drawn.index("dead jobs: 2")
 
 
 def test_a_lane_is_drained_when_nothing_of_it_waits_or_runs(

@@ -223,7 +223,7 @@ class Bills:
         world = self._world
         job_id = question.messages[0].content
         row, run = world.store.rows.get(job_id), world.runs[job_id]
-        world.check_call(job_id, row)
+        world.check_call(job_id, row, attached=handle_of(background) in world.going_on)
         run.calls += 1
         outcome = None
         if handle_of(background) not in world.going_on:
@@ -475,12 +475,12 @@ class World:
         if not after.status.is_final or after.pending:
             must(after.due_at is not None, "an unfinished row says when somebody must look again")
 
-    def check_call(self, job_id: str, row: Job | None) -> None:
-        """A provider call is paid for only when it may be."""
+    def check_call(self, job_id: str, row: Job | None, *, attached: bool) -> None:
+        """A provider call is paid for only when it may be. One that goes on may be attached to at any time."""
         run = self.runs[job_id]
         must(row is not None and run.calls < row.attempts, "calls <= attempts")
         must(row is not None and row.status is JobStatus.PROCESSING, "only a job in processing is called for")
-        if not self.fate.struck:  # a strike may lose the note of a refusal
+        if not self.fate.struck and not attached:  # a strike may lose the note of a refusal
             must(self.held_until <= self.time + SKEW_MS_MAX, "no call while the provider wants silence")
         if row is not None:
             must(row.available_at <= self.time + SKEW_MS_MAX, "no call before the provider's retry-after")

@@ -566,12 +566,13 @@ class Lifecycle:
         return self.store.update(job.job_id, _as_read(job), **_noted(job, notice, self.clock.now()))
 
     def settle_unread(self, job_id: str, claims: int, notice: Notice) -> Job:
-        """Write what became of the only notice of an outbox, of which nothing was written before. Raises Conflict."""
-        now = self.clock.now()
-        untold = Guard(_FINAL, claims=claims, unexpired_at=now, outbox=(Notice(notice.target),))
-        return self.store.update(
-            job_id, untold, outbox=(notice,), due_at=max(now, notice.lease_until) + NOTICE_GRACE_MS
-        )
+        """Write that the only notice of an outbox, untold so far, is being told. Raises Conflict.
+
+        When the row is due stays as the finish write has it, PATIENCE_MS after the end: that is about when this try
+        ends, and a row that is looked at too soon is put off. To move it would be two more write units, of its index.
+        """
+        untold = Guard(_FINAL, claims=claims, unexpired_at=self.clock.now(), outbox=(Notice(notice.target),))
+        return self.store.update(job_id, untold, outbox=(notice,))
 
     def bury(self, job: Job) -> None:
         """Send a dead job's letter."""
