@@ -8,8 +8,9 @@
         assert [call.error for call in slack.calls("chat.postMessage")] == ["ratelimited", None]
 
 It keeps the documented limits and error shapes (https://docs.slack.dev/reference/methods): errors come as `ok: false`
-in a 200, too many requests as 429 with Retry-After, one message a second and channel with a short burst; a message's
-markdown ends at 12,000 characters, a stream after `stream_seconds`. `python -m tests.fakes.slack --port 8901` runs it
+in a 200, too many requests as 429 with Retry-After: one message a second and channel with a short burst, the least that
+the tier of any other method allows a minute. A message's markdown ends at 12,000 characters, a stream after
+`stream_seconds`. `python -m tests.fakes.slack --port 8901` runs it
 in a process of its own, steered over HTTP:
 
     GET    /_control/ledger       the calls, oldest first         DELETE  forgets calls, scripts and messages
@@ -53,6 +54,22 @@ SIGNING_SECRET, TOKEN = "fake-slack-signing-secret", "xoxb-fake-slack-token"
 TS = re.compile(r"\d{10}\.\d{6}")
 MARKDOWN_MAX, TEXT_MAX, SECTION_MAX, BLOCKS_MAX = 12_000, 40_000, 3_000, 50
 HOOK_USES, HOOK_SECONDS = 5, 1_800
+TIER_2, TIER_3, TIER_4 = 20, 50, 100
+TIERS: Mapping[str, int] = {
+    "chat.appendStream": TIER_4,
+    "chat.delete": TIER_3,
+    "chat.postEphemeral": TIER_4,
+    "chat.startStream": TIER_2,
+    "chat.stopStream": TIER_2,
+    "chat.update": TIER_3,
+    "conversations.history": TIER_3,
+    "conversations.info": TIER_3,
+    "conversations.replies": TIER_3,
+    "reactions.add": TIER_3,
+    "reactions.remove": TIER_2,
+    "users.info": TIER_4,
+}
+"""Calls a minute and method, the least that its tier allows (https://docs.slack.dev/apis/web-api/rate-limits)."""
 PAGE_MAX = 999
 
 
@@ -62,6 +79,7 @@ class Config:
 
     messages_per_second: float = 1.0  # a channel
     burst: float = 4.0
+    tiers: bool = True
     scopes: str = (
         "app_mentions:read,channels:history,channels:read,chat:write,commands,groups:history,groups:read,im:history,"
         "reactions:write,users:read"
@@ -290,6 +308,8 @@ class FakeSlack:
             if needed and needed not in self.config.scopes.split(","):
                 raise SlackError("missing_scope", needed=needed, provided=self.config.scopes)
             with self._lock:
+                if self.config.tiers and method in TIERS:
+                    self._spend(method, TIERS[method] / 60, TIERS[method])
                 body = METHODS[method](self, arguments)
         except SlackError as error:
             self._record(SlackCall(method, arguments, time.time(), error.error, error.status))
@@ -351,15 +371,15 @@ class FakeSlack:
                 return message
         raise SlackError(missing)
 
-    def _spend(self, channel: str) -> None:
-        """One message a second and channel."""
-        now, rate = time.monotonic(), self.config.messages_per_second
-        level, since = self._budget.get(channel, (self.config.burst, now))
-        level = min(self.config.burst, level + (now - since) * rate)
+    def _spend(self, name: str, rate: float, burst: float) -> None:
+        """One of so many a second, by channel or method."""
+        now = time.monotonic()
+        level, since = self._budget.get(name, (burst, now))
+        level = min(burst, level + (now - since) * rate)
         if level < 1:
-            self._budget[channel] = (level, now)
+            self._budget[name] = (level, now)
             raise SlackError("ratelimited", 429, {"Retry-After": str(math.ceil((1 - level) / rate))})
-        self._budget[channel] = (level - 1, now)
+        self._budget[name] = (level - 1, now)
 
     def _thread_ts(self, arguments: Json) -> str | None:
         ts = arguments.get("thread_ts")
@@ -387,7 +407,7 @@ class FakeSlack:
             raise SlackError("not_in_channel")
         text, blocks = self._content(arguments)
         thread_ts = self._thread_ts(arguments)
-        self._spend(channel)
+        self._spend(channel, self.config.messages_per_second, self.config.burst)
         message = Message(channel, self.new_ts(), BOT_USER, text, thread_ts, True, blocks)
         message.metadata = _parsed(arguments.get("metadata"))
         self._messages.append(message)
@@ -430,7 +450,7 @@ class FakeSlack:
             for name in ("recipient_team_id", "recipient_user_id"):
                 if not arguments.get(name):
                     raise SlackError(f"missing_{name}")
-        self._spend(channel)
+        self._spend(channel, self.config.messages_per_second, self.config.burst)
         message = Message(channel, self.new_ts(), BOT_USER, "", thread_ts, True)
         message.streaming_until = time.time() + self.config.stream_seconds
         self._messages.append(message)

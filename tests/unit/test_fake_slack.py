@@ -149,3 +149,18 @@ def test_its_requests_are_signed_as_slacks(slack: FakeSlack) -> None:
     """The official verifier accepts them."""
     body, headers = slack.signed(slack.envelope(slack.say("hello")))
     assert SignatureVerifier(slack.signing_secret).is_valid_request(body, headers)
+
+
+def test_a_method_is_called_as_often_as_its_tier_allows(slack: FakeSlack, web: WebClient) -> None:
+    """20 a minute for Tier 2; other methods have limits of their own."""
+    asked = slack.say("hello")
+    there = {"channel": CHANNEL, "timestamp": asked["ts"], "name": "eyes"}
+    for _ in range(20):
+        web.reactions_add(**there)
+        web.reactions_remove(**there)
+    web.reactions_add(**there)
+    assert refused(web.reactions_remove, **there) == (429, "ratelimited")
+    [*_, call] = slack.calls("reactions.remove")
+    assert (call.status, call.error) == (429, "ratelimited")
+    slack.configure(tiers=False)
+    web.reactions_remove(**there)
