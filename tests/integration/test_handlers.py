@@ -185,7 +185,7 @@ def test_the_hot_path_keeps_to_its_budget(stack: Stack, provider: FakeProvider, 
         for name, sent in calls
         if name in ("PutItem", "UpdateItem", "SendMessage", "TransactWriteItems")
     ]
-    assert writes == ["PutItem", "SendMessage", "UpdateItem", "limits", "limits", "UpdateItem"]
+    assert writes == ["PutItem", "SendMessage", "UpdateItem", "limits", "UpdateItem", "limits"]
 
 
 def test_the_numbers_and_nothings_of_metadata_survive(stack: Stack, provider: FakeProvider) -> None:

@@ -73,7 +73,7 @@ def test_each_function_emits_what_the_enum_says_and_nothing_else(
         pass
     provider.script("never", *[Behaviour(status=400, body={"error": {"message": "no"}})] * 3)
     bob = stack.client("bob")
-    stack.post(bob, {**SMALL, "prompt": "never"})
+    stack.post(bob, {**SMALL, "prompt": "never", "stream": True})
     cancelled = stack.post(bob, SMALL).json["job_id"]
     assert stack.delete(bob, cancelled).status == 200
     late = stack.post(bob, SMALL).json["job_id"]
