@@ -1,4 +1,7 @@
-"""A deployment while a job is in flight: it is neither lost nor paid for twice, and the next one runs by the new."""
+"""A deployment while a job is in flight: it is neither lost nor paid for twice, and the next one is asked anew.
+
+The last of all tests: the emulator's WebSocket API does not outlive an update of its stack.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_a_job_in_flight_outlives_a_deployment(stack: Stack, fake: Fake, mark: s
     Either way the one call brings the answer, and what is asked afterwards is asked by the new configuration.
     """
     patient = stack.patient()
-    fake.script(mark, {"text": "word " * 20, "chunk_delay_seconds": 1.0})  # 20 s; a deployment takes fewer
+    fake.script(mark, {"text": "word " * 20, "chunk_delay_seconds": 3.0})  # 18 s; a deployment takes fewer
     job_id = patient.submit(prompt=mark)["job_id"]
     until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
     before = _deploy(stack, **MAX_TOKENS)
