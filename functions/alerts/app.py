@@ -1,7 +1,8 @@
 """The alarm topic: tells the operators' Slack channel."""
 
-from backburner import bootstrap
+from backburner.start import uncollected
 
-handler = (
-    bootstrap.alerts()
-)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+with uncollected():  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+    from backburner import bootstrap
+
+    handler = bootstrap.alerts()

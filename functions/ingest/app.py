@@ -1,7 +1,8 @@
 """POST /jobs: takes a request in."""
 
-from backburner import bootstrap
+from backburner.start import uncollected
 
-handler = (
-    bootstrap.ingest()
-)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+with uncollected():  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+    from backburner import bootstrap
+
+    handler = bootstrap.ingest()

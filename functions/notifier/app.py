@@ -1,7 +1,8 @@
 """The notifications queue: tells targets that a job has ended."""
 
-from backburner import bootstrap
+from backburner.start import uncollected
 
-handler = (
-    bootstrap.notifier()
-)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+with uncollected():  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+    from backburner import bootstrap
+
+    handler = bootstrap.notifier()

@@ -1,7 +1,8 @@
 """Every minute: moves on what is overdue."""
 
-from backburner import bootstrap
+from backburner.start import uncollected
 
-handler = (
-    bootstrap.repair()
-)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+with uncollected():  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+    from backburner import bootstrap
+
+    handler = bootstrap.repair()

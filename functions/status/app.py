@@ -1,7 +1,8 @@
 """GET and DELETE /jobs/{id}, GET /jobs, and what does not exist."""
 
-from backburner import bootstrap
+from backburner.start import uncollected
 
-handler = (
-    bootstrap.status()
-)  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+with uncollected():  # built at import: Lambda gives the init phase a full CPU, the first request a share of one
+    from backburner import bootstrap
+
+    handler = bootstrap.status()

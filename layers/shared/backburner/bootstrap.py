@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import secrets
@@ -40,7 +41,6 @@ BATCH = 10
 """Jobs of one worker invocation, as the template's event sources have it."""
 POSTS_MAX = 20
 """Frames sent at once by one process; fewer than the connections that an AWS client keeps."""
-BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class SystemClock:
@@ -64,7 +64,7 @@ class SystemChance:
 
     def name(self) -> str:
         """26 characters of base 32: 130 bits."""
-        return "".join(secrets.choice(BASE32) for _ in range(26))
+        return base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
 
 
 def _logbook(settings: Common) -> Logbook:

@@ -16,6 +16,7 @@ from backburner.models import Trail
 _TRACE = re.compile(r"Root=1-[0-9a-f]{8}-[0-9a-f]{24}(;Parent=[0-9a-f]{16})?(;Sampled=[01])?")
 """X-Ray's header. SQS refuses a message with any other text in its place, and what Lambda adds is of no use later."""
 CORRELATION_CHARACTERS_MAX = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _number(text: str) -> float:
@@ -46,7 +47,7 @@ def _shown(name: str) -> str:
 def _refuse_surrogates(value: Any, path: str) -> None:
     """Half a UTF-16 pair is no character: it can be neither stored nor sent. Raises InvalidRequest."""
     if isinstance(value, str):
-        if any("\ud800" <= c <= "\udfff" for c in value):
+        if not value.isascii() and _SURROGATE.search(value):
             raise InvalidRequest("contains half of a surrogate pair, which is no character", field=path or None)
     elif isinstance(value, dict):
         for name, item in value.items():

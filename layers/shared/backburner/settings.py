@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 class Settings(BaseModel):
     """Read by `from_environment`: field `jobs_table` is the variable JOBS_TABLE. An empty value counts as absent."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built when it is read: each function reads one of these classes, and building one takes a millisecond or two.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
