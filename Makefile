@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-bill bench-telling bench-imports layers openapi build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-accept-cpu bench-bill bench-telling bench-imports layers openapi build lock clean bench-slack
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +89,9 @@ RATE ?= 20
 SECONDS ?= 15
 bench-accept: ready ## measure how fast the running local stack accepts jobs (RATE=20 SECONDS=15)
 	@$(DEV)/python -m bench.accept --rate $(RATE) --seconds $(SECONDS)
+
+bench-accept-cpu: ready layers ## measure what accepting a job costs, next to a bare handler (ARGS="--blocks 15 --requests 100")
+	@$(DEV)/python -m bench.accept_cpu $(ARGS)
 
 bench-telling: ready ## measure how soon the news of a job's end arrives (ARGS="--rate 10 --seconds 30")
 	@$(LOCAL) telling $(ARGS)
