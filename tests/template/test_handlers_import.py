@@ -24,14 +24,18 @@ LAYERS = {
     "ProvidersLayer": "layers/dependencies",
 }
 SDKS = {"openai", "anthropic", "slack_sdk"}
-HEAVY = {*SDKS, "httpx2", "boto3.s3"}
-"""What takes long to import and only some jobs need; the last is what making an S3 client imports."""
+HEAVY = {*SDKS, "httpx2"}
+"""What takes long to import and only some jobs need."""
+HEAVY_SERVICES = {"s3"}
+"""AWS services of which the same holds for a client's making: it reads the service's description."""
 UNCHECKED_HASH = 0b01
 """Flag word of byte code that is used without a look at its source (PEP 552)."""
 
 PROBE = """
 import importlib, importlib.machinery, json, sys
 paths, module = json.loads(sys.argv[1])
+opened = []
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
 sys.path[:0] = paths
 compiled = []
 compile_source = importlib.machinery.SourceFileLoader.source_to_code
@@ -45,6 +49,7 @@ print(json.dumps({
     "modules": list(sys.modules),
     "files": [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)],
     "compiled": compiled,
+    "services": [path.split("/botocore/data/")[1].partition("/")[0] for path in opened if "/botocore/data/" in path],
 }))
 """
 
@@ -119,6 +124,7 @@ def test_no_handler_brings_in_what_only_some_jobs_need(handler: Any) -> None:
     """No function imports an LLM SDK, an HTTP client or makes an S3 client before a job asks for it."""
     _, report = handler
     assert {name for name in report["modules"] if name in HEAVY} == set()
+    assert {name for name in report["services"] if name in HEAVY_SERVICES} == set()
 
 
 def test_a_handler_runs_on_the_byte_code_that_the_layers_ship(handler: Any) -> None:
@@ -159,12 +165,15 @@ def test_a_module_missing_from_the_layers_is_found(layers: list[Path], tmp_path:
     """The bare interpreter has nothing to lend: without the dependencies layer the import fails, and says of what."""
     done = run_probe("backburner.adapters.aws", [layers[1]], tmp_path, {})
     assert done.returncode != 0
-    assert "No module named 'boto3'" in done.stderr
+    assert "No module named 'botocore'" in done.stderr
 
 
 def test_the_probe_sees_what_is_heavy(layers: list[Path], tmp_path: Path) -> None:
     """A module that makes an S3 client at import, compiled on the spot, is seen as such."""
-    (tmp_path / "eager.py").write_text("import boto3\nimport httpx2\nboto3.client('s3')\n")
+    (tmp_path / "eager.py").write_text(
+        "import botocore.session\nimport httpx2\nbotocore.session.get_session().create_client('s3')\n"
+    )
     report = probe("eager", [tmp_path, *layers], tmp_path)
-    assert {"httpx2", "boto3.s3"} <= set(report["modules"])
+    assert "httpx2" in report["modules"]
+    assert "s3" in report["services"]
     assert report["compiled"] == [str(tmp_path / "eager.py")]
