@@ -190,13 +190,13 @@ def _call_seconds(builder: Any, variables: dict[str, str]) -> dict[str, float]:
     """
     worst: dict[str, float] = {}
 
-    def client(service: str, config: Any, **_: Any) -> Any:
+    def client(_session: Any, service: str, *, config: Any, **_: Any) -> Any:
         seconds = config.retries["total_max_attempts"] * (config.connect_timeout + config.read_timeout)
         worst[service] = max(seconds, worst.get(service, 0.0))
         return MagicMock()
 
     with (
-        patch("boto3.client", client),
+        patch("botocore.session.Session.create_client", client),
         patch("backburner.adapters.s3.PayloadsBucket", lambda s3, _bucket: s3()),
         patch("backburner.adapters.sockets.ApiGatewaySockets", lambda management: management()),
         patch("backburner.adapters.secrets.FernetSeals", lambda secretsmanager, _arn: secretsmanager()),
