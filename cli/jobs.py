@@ -84,17 +84,22 @@ def cancel_job(desk: Desk, job_id: str) -> None:
         raise Refused(f"{job_id}: {error.message}") from error
 
 
-def tell_again(desk: Desk, job_id: str) -> list[str]:
+def tell_again(desk: Desk, job: Job, targets: Iterable[str]) -> None:
+    """Tell a job's end anew to these targets, whatever became of them. Raises Refused while one is being told."""
+    try:
+        for target in targets:
+            job = desk.lifecycle.retell(job, target)
+    except Conflict as error:
+        raise Refused(f"{job.job_id} is being told this very moment; try again.") from error
+
+
+def tell_lost(desk: Desk, job_id: str) -> list[str]:
     """Tell a job's end anew to the targets that were given up; their names. Raises Refused if there is none."""
     job = find_job(desk, job_id)
     lost = [n.target for n in job.outbox if n.status is NoticeStatus.GIVEN_UP and n.target not in INTERNAL_TARGETS]
     if not lost:
         raise Refused(f"{job_id}: nobody was given up; see `backburner jobs show {job_id}`")
-    try:
-        for target in lost:
-            job = desk.lifecycle.retell(job, target)
-    except Conflict as error:
-        raise Refused(f"{job_id} is being told this very moment; try again.") from error
+    tell_again(desk, job, lost)
     return lost
 
 
@@ -151,7 +156,7 @@ def tell(
     as_json: AsJson = False,
 ) -> None:
     """Tell a job's end again to whoever was given up: its webhook, its thread in Slack, its listeners."""
-    targets = tell_again(desk_of(Deployment.find(stack, profile)), job_id)
+    targets = tell_lost(desk_of(Deployment.find(stack, profile)), job_id)
     show(
         {"job_id": job_id, "told_again": targets},
         f"{job_id}: {', '.join(targets)} will be told. `backburner jobs show {job_id}` tells what becomes of it.",
