@@ -112,6 +112,22 @@ def test_any_job_can_be_followed_to_its_end(stack: Stack, fake: Fake, mark: str)
     assert delivery["target"] == "websocket"
 
 
+def test_who_comes_while_the_answer_is_written_gets_it_from_the_beginning(stack: Stack, fake: Fake, mark: str) -> None:
+    """Of a job that nobody had asked to be streamed; the worker learns of it when it renews its lease."""
+    fake.script(mark, {"text": TEXT, "chunk_delay_seconds": 0.5})
+    job_id = stack.submit(prompt=mark, max_tokens=100_000)["job_id"]
+    until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
+    answer = Answer()
+    with connection(stack) as socket:
+        ask(socket, action="subscribe", job_id=job_id)
+        while not is_end(frame := read(socket)):
+            if frame["type"] == "delta":
+                assert answer.take(frame)
+    assert frame["job"]["result"]["text"] == TEXT
+    assert answer.text == TEXT[: len(answer.text)]
+    assert len(answer.text) > 0.9 * len(TEXT)
+
+
 def test_a_cancelled_job_is_told(stack: Stack, fake: Fake, mark: str) -> None:
     """By whoever it was cancelled."""
     fake.script(mark, {"text": "never", "latency_seconds": 20})

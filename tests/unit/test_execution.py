@@ -18,7 +18,7 @@ from backburner.errors import (
 )
 from backburner.lifecycle import LEASE_MS, RENEW_MS
 from backburner.models import WEBHOOK, WEBSOCKET, Answer, Hint, Job, JobStatus, Lane, Notice, Question
-from backburner.ports import Background
+from backburner.ports import Audience, Background
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import ScriptedProvider
 
@@ -446,10 +446,20 @@ def test_the_pieces_of_an_answer_go_to_whoever_listens() -> None:
     house = House(provider=ScriptedProvider("one", "two"))
     heard: list[tuple[str, str]] = []
 
+    class Listener:
+        def __init__(self, job_id: str) -> None:
+            self.job_id = job_id
+
+        def say(self, piece: str) -> None:
+            heard.append((self.job_id, piece))
+
+        def seen(self, row: Job) -> None:
+            raise AssertionError(row)
+
     class Listeners:
         @contextmanager
-        def listening(self, job: Job) -> Iterator[Callable[[str], None] | None]:
-            yield (lambda text: heard.append((job.job_id, text))) if job.job_id == first.job_id else None
+        def listening(self, job: Job) -> Iterator[Audience | None]:
+            yield Listener(job.job_id) if job.job_id == first.job_id else None
 
     first, _second = house.accept(), house.accept()
     house.execution = replace(house.execution, deltas=Listeners())

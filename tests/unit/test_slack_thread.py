@@ -306,9 +306,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_status_shows_where_slack_has_it(house: House, slack: FakeSlack) -> None:
     """In a direct message; our answer ends it."""
     job = asked_in(house, slack.say("hi", channel=DIRECT))
-    with SlackPresence(api_of(slack), time.monotonic, house.journal).listening(job) as said:
+    with SlackPresence(api_of(slack), time.monotonic, house.journal).listening(job) as shown:
         until(lambda: slack.statuses)
-        assert said is None
+        assert shown is None
     assert [call.method for call in slack.ledger] == ["assistant.threads.setStatus"]
 
 

@@ -14,13 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backburner.lifecycle import RENEW_MS
 from backburner.models import Attempt, Job, JobStatus, Payload
 from backburner.ports import Listener
 from backburner.streaming import (
     FRAME_BYTES_MAX,
     LOOK_SECONDS,
+    LOOK_SECONDS_MAX,
     MISSES_MAX,
     PIECE_CHARACTERS_MAX,
+    PUSH_SECONDS,
     Broadcast,
     LiveAnswers,
     delta_frame,
@@ -251,14 +254,44 @@ def test_any_pattern_of_cuts_and_returns_gives_exactly_the_text(pattern: list[tu
 # ── What goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_job_that_nobody_may_listen_to_costs_nothing(room: Room) -> None:
-    """No thread, no look, nothing to call with the pieces."""
+def test_a_job_that_nobody_wants_to_hear_costs_nothing(room: Room) -> None:
+    """No thread and no look, also when its lease is renewed."""
     before = threading.active_count()
     job = room.house.lifecycle.claim(room.house.accept().job_id, "worker")
-    with room.live.listening(job) as said:
-        assert said is None
+    with room.live.listening(job) as audience:
+        audience.say("unheard")
+        audience.seen(room.house.lifecycle.renew(job))
         assert threading.active_count() == before
     assert room.connections.looks == 0
+
+
+def test_who_comes_while_the_call_runs_hears_it_from_the_beginning() -> None:
+    """The renewal of the lease shows that somebody has come, though nobody had wanted to hear the job."""
+    room = Room()
+    house = room.house
+    live = replace(room.live, monotonic=time.monotonic)
+    house.execution = replace(house.execution, deltas=live)
+    job_id = house.accept().job_id
+
+    def think() -> str:
+        (lease,) = house.execution.leases.held
+        assert lease.audience is not None
+        lease.audience.say("first ")
+        room.listener(house.job(job_id))
+        house.submission.follow(house.job(job_id))
+        house.execution.leases.tick()  # nothing is due yet
+        assert room.sockets.frames == []
+        house.clock.advance(RENEW_MS / 1000)
+        house.execution.leases.tick()
+        end = time.monotonic() + 10
+        while room.text() != "first " and time.monotonic() < end:
+            time.sleep(0.01)
+        assert room.text() == "first "
+        return "then"
+
+    house.provider.script = [think]  # type: ignore[attr-defined]
+    house.work()
+    assert house.job(job_id).status is JobStatus.COMPLETED
 
 
 def test_without_listeners_nothing_is_posted(room: Room) -> None:
@@ -271,6 +304,27 @@ def test_without_listeners_nothing_is_posted(room: Room) -> None:
         room.push(broadcast, LOOK_SECONDS / 4)
     assert room.sockets.frames == []
     assert room.connections.looks == 3
+
+
+def test_the_longer_nobody_comes_the_rarer_are_the_looks(room: Room) -> None:
+    """A minute's answer without a listener is some twenty looks; whoever comes is heard soon, and looked for again."""
+    job = room.job()
+    broadcast = Broadcast(job, room.live)
+    broadcast.begin()
+    for _ in range(400):
+        room.push(broadcast, PUSH_SECONDS)
+    assert 15 < room.connections.looks < 25
+    broadcast.say("text")
+    room.listener(job)
+    room.push(broadcast, LOOK_SECONDS_MAX)
+    assert room.text() == "text"
+    room.sockets.gone.add("c")
+    broadcast.say(" and more")
+    room.push(broadcast)
+    before = room.connections.looks
+    for _ in range(4):
+        room.push(broadcast)
+    assert room.connections.looks == before + 4
 
 
 def test_a_gone_connection_is_removed_and_the_others_go_on(room: Room) -> None:
@@ -313,11 +367,10 @@ def test_a_slow_connection_holds_up_neither_the_call_nor_the_others() -> None:
     room.sockets.before_post = lambda connection_id: hung.wait(30) if connection_id == "slow" else None  # type: ignore[assignment]
     with ThreadPoolExecutor(max_workers=4) as posts:
         live = replace(room.live, posts=posts, monotonic=time.monotonic)
-        with live.listening(job) as said:
-            assert said is not None
+        with live.listening(job) as audience:
             began = time.monotonic()
             for piece in "abc":
-                said(piece)
+                audience.say(piece)
             assert time.monotonic() - began < 3
             end = time.monotonic() + 5
             while room.text("fast") != "abc" and time.monotonic() < end:
@@ -332,9 +385,8 @@ def test_a_fault_of_the_telling_is_not_the_calls(room: Room) -> None:
     """It is noted, and the answer goes on without listeners."""
     job = room.job()
     room.listener(job)
-    with replace(room.live, monotonic=lambda: float("no number")).listening(job) as said:
-        assert said is not None
-        said("text")
+    with replace(room.live, monotonic=lambda: float("no number")).listening(job) as audience:
+        audience.say("text")
     assert room.house.journal.named("broadcast_failed") == [{"job_id": job.job_id, "error": "ValueError"}]
 
 
@@ -345,8 +397,10 @@ def test_where_no_thread_can_be_had_the_call_is_made_all_the_same(room: Room, mo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with room.live.listening(room.job()) as said:
-        assert said is None
+    with room.live.listening(room.job()) as audience:
+        audience.say("text")
+    assert room.sockets.frames == []
+    assert room.house.journal.named("broadcast_failed")[0]["error"] == "no thread"
 
 
 def test_a_look_that_fails_leaves_the_listeners_as_they_were(room: Room) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from backburner.lifecycle import Lifecycle
     from backburner.models import Client, Job
     from backburner.observability import Logbook
-    from backburner.ports import Channel, Conversations, Deltas, Journal, Limiter, Provider, Sockets
+    from backburner.ports import Audience, Channel, Conversations, Deltas, Journal, Limiter, Provider, Sockets
     from backburner.redrive import Redrive
     from backburner.settings import (
         Common,
@@ -471,7 +471,7 @@ class _Listeners:
     def __init__(self, in_slack: Callable[[], Deltas], elsewhere: Deltas) -> None:
         self._in_slack, self._elsewhere = in_slack, elsewhere
 
-    def listening(self, job: Job) -> AbstractContextManager[Callable[[str], None] | None]:
+    def listening(self, job: Job) -> AbstractContextManager[Audience | None]:
         """For the time of one attempt, where the pieces of its answer go."""
         return (self._elsewhere if job.slack is None else self._in_slack()).listening(job)
 

@@ -49,6 +49,7 @@ from backburner.models import (
     canonical_json,
 )
 from backburner.ports import (
+    Audience,
     Background,
     Catalogue,
     Chance,
@@ -92,7 +93,7 @@ class Lease:
     """A job in hand. `lost` is set once it is somebody else's, or has ended; `ended` tells the latter.
 
     handle: the provider's name for the call, where it goes on without us; called_at: when the call began.
-    said: where the pieces of the answer go while it is written; None: nobody listens. slot: leave to make the call.
+    audience: who gets the answer while it is written, if anybody. slot: leave to make the call.
     """
 
     job: Job
@@ -100,7 +101,7 @@ class Lease:
     ended: bool = False
     handle: str | None = None
     called_at: EpochMs | None = None
-    said: Callable[[str], None] | None = None
+    audience: Audience | None = None
     slot: Slot | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
@@ -140,8 +141,10 @@ class Leases:
             if now < lease.renew_at or lease.lost.is_set():
                 continue
             try:
-                self._lifecycle.renew(lease.job)
+                row = self._lifecycle.renew(lease.job)
                 lease.renew_at = now + RENEW_MS
+                if lease.audience is not None:
+                    lease.audience.seen(row)
             except Conflict as conflict:
                 lease.ended = conflict.current is None or conflict.current.status.is_final
                 lease.lost.set()
@@ -244,7 +247,7 @@ class Execution:
             return
         with self.journal.about(**job.about):
             listening = self.deltas.listening(job) if self.deltas else nullcontext()
-            with self.leases.hold(job) as lease, listening as lease.said:
+            with self.leases.hold(job) as lease, listening as lease.audience:
                 self._attempt_job(lease, time_left)
 
     def _leave(self, hint: Hint) -> None:
@@ -359,7 +362,7 @@ class Execution:
                 timeout_seconds=timeout,
                 abandoned=lease.lost.is_set,
                 background=Background(lease.handle, partial(self._remember, lease)) if job.background else None,
-                said=lease.said,
+                said=lease.audience.say if lease.audience is not None else None,
             )
         except JobFailed as error:
             if isinstance(error, RateLimited):

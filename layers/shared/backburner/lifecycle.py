@@ -256,10 +256,10 @@ class Lifecycle:
             "add_claims": 1,
         }
 
-    def renew(self, job: Job) -> None:
-        """Extend the lease of a job being worked on. Raises Conflict when it is ours no more."""
+    def renew(self, job: Job) -> Job:
+        """Extend the lease of a job being worked on; its row. Raises Conflict when it is ours no more."""
         now = self.clock.now()
-        self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), due_at=now + LEASE_MS)
+        return self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), due_at=now + LEASE_MS)
 
     def remember(self, job: Job, handle: str) -> None:
         """Note the provider's name for the call, before waiting for it. Raises Conflict when it is ours no more."""

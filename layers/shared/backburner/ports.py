@@ -420,13 +420,23 @@ class Provider(Protocol):
         """Stop a call that goes on, if it still does; says nothing of the outcome."""
 
 
+class Audience(Protocol):
+    """Whoever wants one attempt's answer while it is being written. Nothing here raises, or holds anything up."""
+
+    def say(self, piece: str) -> None:
+        """Another piece of the answer."""
+
+    def seen(self, row: Job) -> None:
+        """The job's row, which was read for another reason: it may show that somebody has come to listen."""
+
+
 class Deltas(Protocol):
     """Whoever wants an answer while it is being written."""
 
-    def listening(self, job: Job) -> AbstractContextManager[Callable[[str], None] | None]:
-        """For the time of one attempt, where the pieces of its answer go.
+    def listening(self, job: Job) -> AbstractContextManager[Audience | None]:
+        """For the time of one attempt, where the pieces of its answer go; None where nobody can come to listen.
 
-        None if nobody listens, which then costs nothing. Never raises, and holds up neither the call nor its end.
+        Costs nothing while nobody listens. Never raises, and holds up neither the call nor its end.
         """
 
 

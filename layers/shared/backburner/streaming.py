@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from backburner.documents import job_document, json_text, problem_document
 from backburner.errors import PortUnavailable, Refusal
 from backburner.models import WEBSOCKET, Job, JobStatus
-from backburner.ports import Connections, JobStore, Journal, Listener, Sockets
+from backburner.ports import Audience, Connections, JobStore, Journal, Listener, Sockets
 
 FRAME_BYTES_MAX = 32_000
 """API Gateway's frames hold 32 KB, and how it divides a larger message is nowhere promised."""
@@ -24,8 +24,9 @@ PIECE_CHARACTERS_MAX = 5_000
 """A character is at most six bytes of JSON, so a piece fits a frame with what stands around it."""
 PUSH_SECONDS = 0.15
 """What is said within this time goes out as one piece: quick to the eye, and seven messages a second at most."""
-LOOK_SECONDS = 0.5
-"""How often a listener who came while the answer is written is looked for; each look is half a read unit."""
+LOOK_SECONDS, LOOK_SECONDS_MAX = 0.5, 5.0
+"""How often somebody who came while the answer is written is looked for; each look is half a read unit. While nobody
+is there, so often at first only, then after a quarter of the time that nobody was."""
 LISTENERS_MAX = 50
 """So many listeners of one job get its pieces; any further ones get its end."""
 MISSES_MAX = 3
@@ -71,7 +72,10 @@ def job_frame(job: Job) -> str:
 
 @dataclass(frozen=True)
 class LiveAnswers:
-    """ports.Deltas over WebSocket connections. A thread for each call that may be listened to; `posts` runs posts."""
+    """ports.Deltas over WebSocket connections. A thread for each call that somebody wants to hear; `posts` runs posts.
+
+    Of whoever subscribes to a job that nobody had wanted to hear, its row tells, which each renewal of the lease shows.
+    """
 
     connections: Connections
     sockets: Sockets
@@ -81,24 +85,14 @@ class LiveAnswers:
     journal: Journal
 
     @contextmanager
-    def listening(self, job: Job) -> Iterator[Callable[[str], None] | None]:
-        """Tell whoever listens what is said in the block; None, and nothing is done, for a job nobody listens to."""
-        if WEBSOCKET not in job.targets:
-            yield None
-            return
+    def listening(self, job: Job) -> Iterator[Audience]:
+        """Tell whoever listens what is said in the block."""
         broadcast = Broadcast(job, self)
-        thread = threading.Thread(target=broadcast.run, name="broadcast", daemon=True)
+        broadcast.seen(job)
         try:
-            thread.start()
-        except RuntimeError:  # there are too many threads; the answer matters, its telling while it is written does not
-            self.journal.note("broadcast_failed", job_id=job.job_id, error="no thread")
-            yield None
-            return
-        try:
-            yield broadcast.say
+            yield broadcast
         finally:
-            broadcast.over.set()
-            thread.join(END_SECONDS_MAX)
+            broadcast.close()
 
 
 @dataclass
@@ -117,14 +111,15 @@ class Ear:
 
 
 class Broadcast:
-    """The telling of one attempt. `say` runs in the call's thread and only takes note; all else is done elsewhere."""
+    """The telling of one attempt, as ports.Audience. `say` and `seen` take note; a thread of its own does the rest."""
 
     def __init__(self, job: Job, house: LiveAnswers) -> None:
         self.over = threading.Event()
         self._job = job
         self._house = house
+        self._thread: threading.Thread | None = None
         self._ears: dict[str, Ear] = {}
-        self._look_at = float("-inf")
+        self._look_at = self._heard_at = float("-inf")
         self._lock = threading.Lock()
         self._said: list[str] = []
         self._half = ""
@@ -134,6 +129,24 @@ class Broadcast:
         """Another piece of the answer."""
         with self._lock:
             self._said.append(piece)
+
+    def seen(self, row: Job) -> None:
+        """Begin to tell, if the row says that somebody wants to hear, and unless that has begun."""
+        if self._thread is not None or WEBSOCKET not in row.targets:
+            return
+        thread = threading.Thread(target=self.run, name="broadcast", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads; the answer matters, its telling while it is written does not
+            self._house.journal.note("broadcast_failed", job_id=self._job.job_id, error="no thread")
+            return
+        self._thread = thread
+
+    def close(self) -> None:
+        """The attempt is over. Waits for the last posts, for a bounded time."""
+        self.over.set()
+        if self._thread is not None:
+            self._thread.join(END_SECONDS_MAX)
 
     def run(self) -> None:
         """Tell until the attempt is over. Whatever goes wrong here, the job goes on."""
@@ -147,6 +160,7 @@ class Broadcast:
 
     def begin(self) -> None:
         """Tell those who wait that the job is being worked on."""
+        self._heard_at = self._house.monotonic()
         self._look(sure=True)
         self._tell(self._job)
 
@@ -180,11 +194,15 @@ class Broadcast:
 
     def _look(self, *, sure: bool) -> None:
         """See who listens now. A listener who subscribed anew goes on from where it says it is."""
-        self._look_at = self._house.monotonic() + LOOK_SECONDS
+        now = self._house.monotonic()
+        self._look_at = now + LOOK_SECONDS
         try:
             listeners = self._house.connections.listeners(self._job.job_id, LISTENERS_MAX, sure=sure)
         except PortUnavailable:
             return  # those who are known go on listening
+        if listeners:
+            self._heard_at = now
+        self._look_at = now + min(max(LOOK_SECONDS, (now - self._heard_at) / 4), LOOK_SECONDS_MAX)
         known, self._ears = self._ears, {}
         for listener in listeners:
             ear = known.get(listener.name)

@@ -125,6 +125,9 @@ class LiveAnswer:
         with self._lock:
             self._said.append(piece)
 
+    def seen(self, row: Job) -> None:
+        """Nothing new: whoever asked in a thread was there from the start."""
+
     def flush(self) -> None:
         """Send what there is to send, if it is time."""
         now = self._monotonic()

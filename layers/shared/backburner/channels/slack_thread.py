@@ -15,7 +15,7 @@ from backburner.channels.slack_api import SlackApi
 from backburner.channels.slack_stream import LiveAnswer
 from backburner.errors import PortUnavailable, Untold
 from backburner.models import Job, Message, SlackOrigin
-from backburner.ports import Journal
+from backburner.ports import Audience, Journal
 from backburner.slack_text import STOP, ids_in, plain_text, with_names
 
 # ── What was said before ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -220,7 +220,7 @@ class SlackPresence:
         self._api, self._monotonic, self._journal, self._live = api, monotonic, journal, live
 
     @contextmanager
-    def listening(self, job: Job) -> Iterator[Callable[[str], None] | None]:
+    def listening(self, job: Job) -> Iterator[Audience | None]:
         """Show it while the block runs. Nothing is held up by Slack, and nothing fails with it."""
         if job.slack is None:
             yield None
@@ -231,7 +231,7 @@ class SlackPresence:
         thread = threading.Thread(target=self._run, args=arguments, name="slack-presence", daemon=True)
         thread.start()
         try:
-            yield None if live is None else live.say
+            yield live
         finally:
             over.set()
             thread.join(END_SECONDS_MAX)
