@@ -25,6 +25,8 @@ from tests.simulation.crowd import Crowd, Provided, percentile, provided
 REQUESTS, TOKENS = 600, 60_000
 MODELS = ("m-1", "m-2", "m-3")
 NEVER = 10.0**9
+RUNS = 9
+"""Of `fair`, each with a seed of its own."""
 
 
 def limited(name: str, *, headers: bool = True, configured: float = 1.0, **more: tuple[float, float]) -> Provided:
@@ -115,20 +117,18 @@ def urgent(console: Console, jobs: int, workers: int, seed: int) -> None:
     crowd.run(seconds_max=NEVER)
     show(console, f"urgent: 300 interactive jobs beside {backlog} in bulk", crowd)
     waits = crowd.waits(few)
-    console.print(
-        f"wait of an interactive job: p50 {percentile(waits, 0.5):.2f} s, p95 {percentile(waits, 0.95):.2f} s"
-    )
+    console.print(f"wait of an interactive job: p50 {percentile(waits, 50):.2f} s, p95 {percentile(waits, 95):.2f} s")
 
 
 def fair(console: Console, jobs: int, workers: int, seed: int) -> None:
     """Twenty jobs of one client, alone and beside another's backlog, by the number of workers."""
     backlog = min(jobs, 5_000)
     table = Table("workers", "moment", "alone, p95 s", "beside, p95 s", "ratio", title_justify="left",
-                  title=f"fair: 20 jobs of a client beside {backlog} of another; median (worst) of 5")  # fmt: skip
+                  title=f"fair: 20 jobs of a client beside {backlog} of another; median (worst) of {RUNS}")  # fmt: skip
     dice = random.Random(seed)
     for count in sorted({2, 5, 10, 20, workers}):
         for name, earliest, latest in (("at once", 0, 0), ("1 s later", 1, 1), ("10 s to 5 min later", 10, 300)):
-            moments = [dice.uniform(earliest, latest) for _ in range(5)]
+            moments = [dice.uniform(earliest, latest) for _ in range(RUNS)]
             alone = [_wait(0, count, moment, seed + run) for run, moment in enumerate(moments)]
             beside = [_wait(backlog, count, moment, seed + run) for run, moment in enumerate(moments)]
             ratios = [b / a for a, b in zip(alone, beside, strict=True)]
@@ -140,10 +140,10 @@ def _wait(backlog: int, workers: int, later: float, seed: int) -> float:
     crowd = Crowd(limited("m-1"), workers={Lane.STANDARD: workers}, seed=seed)
     crowd.enqueue(60, model="m-1", client="first")  # the model is known by then
     few: list[int] = []
-    crowd.at(20, lambda: crowd.enqueue(backlog, model="m-1", client="alice"))
-    crowd.at(20 + later, lambda: few.extend(crowd.enqueue(20, model="m-1", client="bob")))
+    crowd.at(90, lambda: crowd.enqueue(backlog, model="m-1", client="alice"))
+    crowd.at(90 + later, lambda: few.extend(crowd.enqueue(20, model="m-1", client="bob")))
     crowd.run(seconds_max=NEVER, until=lambda: bool(few) and all(number in crowd.provider.started for number in few))
-    return percentile(crowd.waits(few), 0.95)
+    return percentile(crowd.waits(few), 95)
 
 
 def _spread(values: list[float]) -> str:

@@ -10,8 +10,9 @@ Not simulated: crashes, lost and doubled messages (tests/simulation/world.py doe
 from __future__ import annotations
 
 import random
+import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -452,9 +453,9 @@ class Crowd:
         return self.limits.gauges[f"model#{model}"]
 
 
-def percentile(sorted_values: list[float], part: float) -> float:
-    """The value below which so large a part lies."""
-    return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]
+def percentile(values: Sequence[float], hundredths: int) -> float:
+    """The value below which so many hundredths lie, between two of them in proportion."""
+    return statistics.quantiles(values, n=100, method="inclusive")[hundredths - 1]
 
 
 def since(began: EpochMs, now: EpochMs) -> float:

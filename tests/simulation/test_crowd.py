@@ -53,7 +53,7 @@ def _wait_beside(backlog: int) -> float:
     few: list[int] = []
     crowd.at(20, lambda: few.extend(crowd.enqueue(20, model="m", client="bob")))
     crowd.run(seconds_max=200, until=lambda: bool(few) and all(number in crowd.provider.started for number in few))
-    return percentile(crowd.waits(few), 0.95)
+    return percentile(crowd.waits(few), 95)
 
 
 def test_an_outage_slows_its_model_down_and_no_other() -> None:
@@ -95,6 +95,6 @@ def test_an_urgent_job_starts_at_once_before_a_provider_that_is_used_up() -> Non
     for second in range(20, 100, 2):
         crowd.at(second, lambda: urgent.extend(crowd.enqueue(1, model="m", lane=Lane.INTERACTIVE)))
     crowd.run(seconds_max=110, until=lambda: False)
-    assert percentile(crowd.waits(urgent), 0.95) < 5
+    assert percentile(crowd.waits(urgent), 95) < 5
     used = crowd.told["m"].used
     assert sum(used[second] for second in range(20, 100)) / 80 >= 0.98 * 1_000

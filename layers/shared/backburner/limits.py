@@ -38,15 +38,18 @@ from backburner.ports import Chance, Clock, Journal, LimitStore, Stale
 
 HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000, Lane.BULK: 500}
 """How far ahead a lane may reserve: so long does a more urgent job wait behind it at most."""
-NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.5, 0.0
-"""The part of its lane's horizon that a job may use. First it is half, and stays so for a client with a long line, who
-leaves the other half to the others; those of its jobs whose turn has not come take what would go unused."""
+NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.3, 0.0
+"""The part of its lane's horizon that a job may use. At first that is IN_TURN, as always for a client with a long line,
+who leaves the rest to the others; those of its jobs whose turn has not come take what would go unused."""
 UNSURE_STAY_MS = 10_000
 """While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
 SHORT_LINE_MS = 3_000
 """A line that is over so soon makes nobody a client with a backlog."""
 NEAR_MS = 2_000
 """A turn so near is waited for in the worker, and in turn a slot."""
+NEAR_AT_FIRST_MS = 200
+"""A job that has just got its place waits for a turn so near only: a batch ends with its last job, and its worker takes
+nobody else's until then. By the time it returns, queue and line know whose turn it is."""
 STAY_MS = 1_000
 """A job further back stays so long all the same: what a backlog gives faster costs writes, and serves nobody sooner."""
 PACE = 0.95
@@ -229,10 +232,11 @@ class SlotLimiter:
             got = self._wait(question, lane, BEFORE_TURN, 0)
         else:
             got = Later(place, place)
+        near_ms = NEAR_AT_FIRST_MS if place is None else NEAR_MS
         while isinstance(got, Later):
             place = place or self._line_up(question, line, got.place)
             got = Later(place, max(place, got.start_at))
-            if place > min(self._clock.now() + NEAR_MS, gives_up_at):
+            if place > min(self._clock.now() + near_ms, gives_up_at):
                 return got
             self._clock.sleep(max(0, place - self._clock.now()) / 1000)
             left_ms = max(0, gives_up_at - self._clock.now())
