@@ -19,7 +19,7 @@ CODE := $(wildcard functions layers cli local tests bench docs/examples)
 MACHINE := $(shell uname -m)
 HOST_ARCHITECTURE := $(if $(filter Linux,$(shell uname -s)),$(if $(filter arm64 aarch64,$(MACHINE)),arm64,x86_64),host)
 
-.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench-limits bench-limits-simulated bench-accept bench-accept-cpu bench-bill bench-telling bench-imports layers openapi build lock clean bench-slack
+.PHONY: help setup up down logs status demo test check checkov e2e simulate simulate-mutants chaos bench bench-limits bench-limits-simulated bench-accept bench-accept-cpu bench-bill bench-telling bench-imports bench-peers bench-growth bench-worker layers openapi build lock clean bench-slack
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -77,7 +77,11 @@ simulate-mutants: ready ## break the core on purpose, one way at a time, and see
 	@$(DEV)/python -m tests.simulation.mutants
 
 chaos: ready ## kill workers at random on a local stack of its own, and count what was lost or paid for twice
-	@$(LOCAL) chaos $(ARGS)
+	@$(LOCAL) bench chaos $(ARGS)
+
+BENCHES := accept-cpu imports bill worker telling slack limits limits-simulated growth
+bench: ready layers ## run every bench but the comparison with others; 80 minutes
+	@for name in $(BENCHES); do echo "=== bench-$$name"; $(MAKE) bench-$$name; done
 
 bench-limits: ready ## measure how much of a provider's limit is used, next to the ideal; 20 minutes (ARGS="--runs 1 --scenario exact")
 	@PYTHONPATH=layers/shared $(DEV)/python -m bench.limits $(ARGS)
@@ -94,10 +98,22 @@ bench-accept-cpu: ready layers ## measure what accepting a job costs, next to a 
 	@$(DEV)/python -m bench.accept_cpu $(ARGS)
 
 bench-telling: ready ## measure how soon the news of a job's end arrives (ARGS="--rate 10 --seconds 30")
-	@$(LOCAL) telling $(ARGS)
+	@$(LOCAL) bench telling $(ARGS)
 
 bench-slack: ready ## measure a support bot's load in Slack on a stack of its own (ARGS="--per-minute 60 --minutes 3")
-	@$(LOCAL) slack $(ARGS)
+	@$(LOCAL) bench slack $(ARGS)
+
+bench-peers: ready ## run what users would pick instead, and Backburner, side by side; an hour (ARGS="--scenario cpu --runs 3")
+	@$(PYTHON) -m local.install --quiet --also bench
+	@$(DEV)/python -m bench.peers --json docs/benchmarks/peers.json $(ARGS)
+	@$(LOCAL) bench peers --json docs/benchmarks/peers.json $(ARGS)
+	@.local/venvs/bench/bin/python -m bench.peers.report
+
+bench-growth: ready ## measure whether anything becomes dearer as jobs pile up (ARGS="--sizes 100 1000")
+	@$(LOCAL) bench growth $(ARGS)
+
+bench-worker: ready ## measure what a worker adds to the provider's time, in time, CPU and memory (ARGS="--jobs 1000")
+	@$(LOCAL) bench worker $(ARGS)
 
 bench-bill: ready ## count what a job asks of AWS, and its price beside a plain implementation's (ARGS="--jobs 100")
 	@PYTHONPATH=layers/shared $(DEV)/python -m bench.bill $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m local`: the commands behind `make up`, `down`, `logs`, `status`, `demo`, `e2e` and `chaos`."""
+"""`python -m local`: the commands behind `make up`, `down`, `logs`, `status`, `demo`, `e2e` and the benches."""
 
 import signal
 import sys
@@ -69,21 +69,13 @@ def e2e(context: typer.Context) -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def chaos(context: typer.Context) -> None:
-    """Kill workers at random on a stack of its own, and count what was lost."""
-    raise typer.Exit(trial.chaos(context.args))
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def telling(context: typer.Context) -> None:
-    """Measure on a stack of its own how soon the news of a job's end arrives."""
-    raise typer.Exit(trial.telling(context.args))
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def slack(context: typer.Context) -> None:
-    """Measure a support bot's load in Slack on a stack of its own."""
-    raise typer.Exit(trial.slack(context.args))
+def bench(
+    context: typer.Context, name: Annotated[str, typer.Argument(help=", ".join(trial.BENCHES), show_default=False)]
+) -> None:
+    """Measure a stack of its own; arguments go to the bench."""
+    if name not in trial.BENCHES:
+        raise typer.BadParameter(f"{name} is none of {', '.join(trial.BENCHES)}")
+    raise typer.Exit(trial.bench(name, context.args))
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ and uv does the rest with a Python 3.13 that it looks for, or downloads into `.l
 Four environments, because they cannot share one: `dev` (tests, checks, the operator's tool), `sam` and `aws`
 (both pin their dependencies tightly), `emulator` (lends its packages to the functions that it runs, so it
 must hold nothing else). A fifth, `node`, holds npm packages, put there by the Node.js that comes with `dev`.
+Others, such as `bench` with its `bench-node`, are made only when `--also` asks for them.
 An environment is made anew when its lock changes; otherwise a run only compares hashes.
 """
 
@@ -37,9 +38,13 @@ ENVIRONMENTS = {
     "emulator": "local AWS and model",
     "aws": "AWS CLI, for the runbook's commands",
 }
-OPTIONAL = {"checkov": "rules for infrastructure"}
+OPTIONAL = {"checkov": "rules for infrastructure", "bench": "queues to compare with"}
 """Not set up unless asked for."""
-LABELS = {"uv": "installer", "node": "SDKs of other languages, for the tests"}
+COMPANIONS = {"bench": ["bench-node"]}
+"""Set up with an optional one."""
+NPM = {"node": "SDKs of other languages, for the tests", "bench-node": "a queue of Node.js to compare with"}
+"""Environments of npm packages; the lock of each is a folder."""
+LABELS = {"uv": "installer", **NPM}
 NODE = VENVS / "node"
 LAYER_REQUIREMENTS = ROOT / "layers" / "dependencies" / "requirements"
 # Folders of the clone that hold importable packages, made known to the dev environment.
@@ -69,7 +74,7 @@ def stamp_of(name: str) -> str:
     """What an environment depends on: its lock, this machine's kind, and where the clone lies (scripts name
     it).
     """
-    lock = (LOCKS / "node" / "package-lock.json" if name == "node" else LOCKS / f"{name}.txt").read_text()
+    lock = (LOCKS / name / "package-lock.json" if name in NPM else LOCKS / f"{name}.txt").read_text()
     return digest(lock, PYTHON_VERSION, platform.system(), platform.machine(), str(ROOT))
 
 
@@ -200,12 +205,13 @@ def npm(folder: Path, *arguments: str) -> None:
     run(command, "npm " + arguments[0])
 
 
-def install_node() -> None:
-    """What the tests run of other languages' SDKs, exactly as its lock says."""
-    shutil.rmtree(NODE, ignore_errors=True)
-    shutil.copytree(LOCKS / "node", NODE)
-    npm(NODE, "ci")
-    (NODE / ".stamp").write_text(stamp_of("node"))
+def install_npm(name: str) -> None:
+    """Make one environment of npm packages exactly as its lock says."""
+    folder = VENVS / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(LOCKS / name, folder)
+    npm(folder, "ci")
+    (folder / ".stamp").write_text(stamp_of(name))
 
 
 def write_commands() -> None:
@@ -226,7 +232,8 @@ def write_commands() -> None:
 def missing(also: "list[str]") -> "list[str]":
     """Names of what has to be installed, in order."""
     names = [] if is_current(TOOLS, "uv") else ["uv"]
-    return names + [name for name in (*ENVIRONMENTS, "node", *also) if not is_current(VENVS / name, name)]
+    wanted = [*ENVIRONMENTS, "node", *also, *(name for asked in also for name in COMPANIONS.get(asked, []))]
+    return names + [name for name in wanted if not is_current(VENVS / name, name)]
 
 
 def install(*, quiet: bool, also: "list[str]") -> None:
@@ -248,8 +255,8 @@ def install(*, quiet: bool, also: "list[str]") -> None:
             began = time.monotonic()
             if name == "uv":
                 install_uv()
-            elif name == "node":
-                install_node()
+            elif name in NPM:
+                install_npm(name)
             else:
                 install_environment(name, env)
             print(f"{time.monotonic() - began:.1f} s", flush=True)
@@ -279,8 +286,9 @@ def compile_locks(*, upgrade: bool) -> None:
             command += ["--upgrade"]
         print(f"lock: {target.relative_to(ROOT)}", flush=True)
         run([*command, "--output-file", str(target), str(source)], f"locking {source.name}", env)
-    print(f"lock: {(LOCKS / 'node').relative_to(ROOT)}", flush=True)
-    npm(LOCKS / "node", "update" if upgrade else "install", "--package-lock-only")
+    for name in NPM:
+        print(f"lock: {(LOCKS / name).relative_to(ROOT)}", flush=True)
+        npm(LOCKS / name, "update" if upgrade else "install", "--package-lock-only")
 
 
 def main() -> int:

@@ -22,21 +22,25 @@ def end_to_end(pytest_arguments: Sequence[str]) -> int:
     return run("e2e", ["-m", "pytest", "tests/e2e", "-m", "e2e", *pytest_arguments])
 
 
-def chaos(arguments: Sequence[str]) -> int:
-    """Exit status of bench/chaos.py: 1 if a job was lost or is stuck."""
+BENCHES = {
     # Eight calls at once, in as many processes as can be killed one by one.
-    os.environ.setdefault("BACKBURNER_PARAMETERS", "StandardConcurrency=8")
-    return run("chaos", ["-m", "bench.chaos", *arguments])
+    "chaos": (["-m", "bench.chaos"], "StandardConcurrency=8"),
+    "growth": (["-m", "bench.growth"], ""),
+    # As many workers as any of its scenarios needs.
+    "peers": (["-m", "bench.peers", "--peer", "backburner"], "StandardConcurrency=5"),
+    "slack": (["-m", "bench.slack"], ""),
+    "telling": (["-m", "bench.telling"], ""),
+    "worker": (["-m", "bench.worker"], ""),
+}
+"""Programs that measure a stack of their own, with the template's parameters unless the environment names some."""
 
 
-def slack(arguments: Sequence[str]) -> int:
-    """Exit status of bench/slack.py: 1 if a message was not answered exactly once, or acknowledged too late."""
-    return run("slack", ["-m", "bench.slack", *arguments])
-
-
-def telling(arguments: Sequence[str]) -> int:
-    """Exit status of bench/telling.py: 1 if some job's end was never told."""
-    return run("telling", ["-m", "bench.telling", *arguments])
+def bench(name: str, arguments: Sequence[str]) -> int:
+    """Exit status of one of BENCHES."""
+    program, parameters = BENCHES[name]
+    if parameters:
+        os.environ.setdefault("BACKBURNER_PARAMETERS", parameters)
+    return run(name, [*program, *arguments])
 
 
 def run(name: str, python_arguments: Sequence[str]) -> int:
