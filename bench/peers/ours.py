@@ -35,9 +35,9 @@ class OurStage:
         self._stack = Stack.found()
         self.provider = Provider(os.environ["BACKBURNER_FAKE_PROVIDER"])
         self._units, self._threads = max(units, CONCURRENCY_MIN), threads
-        self._key = self._patient_key() if background else self._stack.api_key
         self._gone: Counter[str] = Counter()
         self._run = f"{time.time():.3f}"
+        self._key = self._patient_key() if background else self._stack.api_key
 
     def __enter__(self) -> Self:
         self._stack.poll(batch=self._threads, concurrency=self._units)
@@ -68,7 +68,7 @@ class OurStage:
     def _patient_key(self) -> str:
         """Of a client whose calls may go on at the provider without a worker."""
         clients = self._stack.table("ClientsTableName")
-        return create_client(clients, "patient", "Patient", 0, background=True)
+        return create_client(clients, f"patient-{self._run}", "Patient", 0, background=True)
 
     # What a scenario does
 

@@ -255,6 +255,18 @@ def test_a_client_with_a_long_line_leaves_room_to_the_others(desk: Desk) -> None
     assert isinstance(desk.ask(asked, lane=Lane.STANDARD, client="a"), Slot)
 
 
+def test_a_client_with_a_long_line_leaves_half_of_the_burst_to_the_others(desk: Desk) -> None:
+    """Its jobs before their turn would spend what a moment without calls has saved; whoever comes next finds it."""
+    asked = question(replace(MODEL, limits=Limits(requests=600)))  # a call each 100 ms, 7 of them at once
+    now = desk.clock.now()
+    desk.store.lines["line#m-1#standard#a"] = (now + 60_000) * 1_000
+    desk.limiter._lines["line#m-1#standard#a"] = limits._Line(threading.Lock(), end=now + 60_000)
+    got = [desk.ask(asked, lane=Lane.STANDARD, client="a") for _ in range(5)]
+    assert [isinstance(one, Slot) for one in got] == [True] * 3 + [False] * 2
+    slots = [desk.ask(asked, lane=Lane.STANDARD, client="b") for _ in range(4)]
+    assert all(isinstance(slot, Slot) and slot.start_at <= desk.clock.now() for slot in slots)
+
+
 def test_the_length_of_a_line_is_looked_up_once_in_a_while_and_only_where_slots_are_short(desk: Desk) -> None:
     """A read, and none while there is room or while the line is known to be long."""
     looked: list[str] = []

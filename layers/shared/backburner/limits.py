@@ -41,6 +41,8 @@ HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000,
 NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.3, 0.0
 """The part of its lane's horizon that a job may use. At first that is IN_TURN, as always for a client with a long line,
 who leaves the rest to the others; those of its jobs whose turn has not come take what would go unused."""
+SPARED_PART = 0.5
+"""Of a burst, what a job before its turn leaves to the others; but a model that is idle calls for anybody."""
 UNSURE_STAY_MS = 10_000
 """While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
 SHORT_LINE_MS = 3_000
@@ -307,6 +309,9 @@ class SlotLimiter:
             bills = [self._bill(gauge, wish.question) for wish in wishes]
             cursors = {name: max(gauge.cursors.get(name, 0), floor) for bill in bills for name in bill.costs}
             starts = _starts(gauge, cursors, bills, gauge.held_until)
+            if turn.part == BEFORE_TURN:
+                idle = _starts(gauge, dict.fromkeys(cursors, now * 1000), bills[:1])[0]
+                horizon = max(idle, horizon - round(SPARED_PART * gauge.burst_ms * 1000))
             try:
                 if len(bills) == 1 and (vacancy := self._fitting(gauge, bills[0], now, turn.lane)) is not None:
                     wishes[0].got = self._occupy(gauge, vacancy, bills[0], now)
