@@ -14,42 +14,24 @@ import os
 import statistics
 import sys
 import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 from rich.console import Console
 from rich.table import Table
 
-from bench.stack import MODEL, Stack
+from bench.stack import Stack
 
 LAST = 1000
 """Jobs over which CPU time is read, or all that were added if they are fewer."""
-AT_ONCE = 8
 LOOKS = 30
 REPAIRS = 7
-BUSY = {429, 503}
 WAIT_SECONDS_MAX = 900.0
-
-
-def submit(stack: Stack, count: int) -> list[str]:
-    """Have so many jobs accepted; their ids."""
-    with stack.http() as http, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-
-        def one(number: int) -> str:
-            key = {"Idempotency-Key": str(uuid.uuid4())}
-            asked = {"prompt": f"job {number}", "max_tokens": 16, "model": MODEL}
-            while (reply := http.post("/jobs", headers=key, json=asked)).status_code in BUSY:
-                time.sleep(0.5)
-            return str(reply.raise_for_status().json()["job_id"])
-
-        return list(pool.map(one, range(count)))
 
 
 def run(stack: Stack, count: int) -> None:
     """Submit so many, and wait until the last of them have ended. Raises TimeoutError."""
-    ids = submit(stack, count)
+    ids = stack.submit_new(count)
     end = time.monotonic() + WAIT_SECONDS_MAX
     with stack.http() as http:
         for job_id in ids[-100:]:
@@ -78,7 +60,7 @@ def grown(stack: Stack, added: int) -> list[float]:
     run(stack, last)
     spent = sum(stack.cpu_seconds().values()) - before
     stack.poll(on=False)
-    [waiting] = submit(stack, 1)
+    [waiting] = stack.submit_new(1)
     functions = stack.aws("lambda")
     with stack.http() as http:
 

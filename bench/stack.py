@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +22,8 @@ from tests.fakes.emulated import function_processes
 MODEL = "gpt-5.4-mini"
 UNLIMITED = 10_000_000
 DIMENSIONS = ("requests", "tokens", "input_tokens", "output_tokens")
+AT_ONCE = 8
+BUSY = {429, 503}
 FUNCTIONS = ("IngestFunctionName", "WorkerFunctionName")
 """Those that every job needs."""
 
@@ -63,6 +68,15 @@ class Stack:
         headers = {"Authorization": f"Bearer {key or self.api_key}"}
         return httpx2.Client(base_url=self.api_url, headers=headers, timeout=60, trust_env=False)
 
+    def submit(self, jobs: Sequence[tuple[str, str]], *, at_once: int = AT_ONCE, key: str | None = None) -> list[str]:
+        """Have jobs accepted, of an idempotency key and a prompt each, so many at once; their ids."""
+        with self.http(key) as http, ThreadPoolExecutor(max_workers=at_once) as pool:
+            return list(pool.map(lambda job: _accepted(http, *job), jobs))
+
+    def submit_new(self, count: int) -> list[str]:
+        """Have so many jobs accepted that never were before; their ids."""
+        return self.submit([(str(uuid.uuid4()), f"job {number}") for number in range(count)])
+
     def limit(self, **per_minute: int) -> None:
         """Set the model's limits, and forget what was learned of it; a dimension left out is unlimited."""
         item = {f"{name}_per_minute": {"N": str(per_minute.get(name, UNLIMITED))} for name in DIMENSIONS}
@@ -97,3 +111,10 @@ class Stack:
         return {
             name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.processes(name)) for name in FUNCTIONS
         }
+
+
+def _accepted(http: httpx2.Client, key: str, prompt: str) -> str:
+    asked = {"prompt": prompt, "model": MODEL, "max_tokens": 60}
+    while (reply := http.post("/jobs", json=asked, headers={"Idempotency-Key": key})).status_code in BUSY:
+        time.sleep(0.2)
+    return str(reply.raise_for_status().json()["job_id"])

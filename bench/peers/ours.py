@@ -10,21 +10,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
 
-import httpx2
-
 from bench.peers.stage import WARM, Provider
-from bench.stack import MODEL, Stack
+from bench.stack import AT_ONCE, Stack
 from cli.clients import create_client
 from tests.fakes.emulated import kill
 
-SUBMITTERS = 8
 CONCURRENCY_MIN = 2
 """Lambda's own, of a poller."""
-BUSY = {429, 503}
 WARM_SECONDS_MAX = 120.0
 
 
@@ -36,7 +31,7 @@ class OurStage:
         self.provider = Provider(os.environ["BACKBURNER_FAKE_PROVIDER"])
         self._units, self._threads = max(units, CONCURRENCY_MIN), threads
         self._gone: Counter[str] = Counter()
-        self._run = f"{time.time():.3f}"
+        self._run = str(time.time_ns())
         self._key = self._patient_key() if background else self._stack.api_key
 
     def __enter__(self) -> Self:
@@ -76,18 +71,9 @@ class OurStage:
         """Set the model's limits, and forget what was learned of it; none for what is not named."""
         self._stack.limit(**per_minute)
 
-    def submit(self, jobs: Sequence[tuple[str, str]], threads: int = SUBMITTERS) -> None:
+    def submit(self, jobs: Sequence[tuple[str, str]], threads: int = AT_ONCE) -> None:
         """Submit pairs of key and prompt, so many at a time."""
-        with self._stack.http(self._key) as http, ThreadPoolExecutor(max_workers=threads) as pool:
-            for _ in pool.map(lambda job: self._submit(http, *job), jobs):
-                pass
-
-    def _submit(self, http: httpx2.Client, key: str, prompt: str) -> None:
-        asked = {"prompt": prompt, "model": MODEL, "max_tokens": 60}
-        header = {"Idempotency-Key": f"{self._run}-{key}"}
-        while (reply := http.post("/jobs", json=asked, headers=header)).status_code in BUSY:
-            time.sleep(0.2)
-        reply.raise_for_status()
+        self._stack.submit([(f"{self._run}-{key}", prompt) for key, prompt in jobs], at_once=threads, key=self._key)
 
     def ends(self) -> dict[str, int]:
         """How many jobs completed and failed, by the table."""

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -117,8 +118,8 @@ def table(scenario: str, rows: Sequence[Row]) -> str:
 def chart(scenario: str, rows: Sequence[Row]) -> None:
     """A scenario's bars, one for each row, into a file of its own."""
     column, label, factor = CHARTS[scenario]
-    several = len({row["peer"] for row in rows}) < len(rows)
-    names = [f"{row['peer']}, {row['limit']}" if several and row["peer"] != OURS else row["peer"] for row in rows]
+    times = Counter(row["peer"] for row in rows)
+    names = [f"{row['peer']}, {row['limit']}" if times[row["peer"]] > 1 else row["peer"] for row in rows]
     values = [factor * row[column] for row in rows]
     figure, axes = plt.subplots(figsize=(8, 0.6 + 0.34 * len(rows)))
     bars = axes.barh(names, values, color=[OUR_COLOUR if row["peer"] == OURS else COLOUR for row in rows])
