@@ -41,7 +41,7 @@ HORIZON_MS: Mapping[Lane, int] = {Lane.INTERACTIVE: 6_000, Lane.STANDARD: 1_000,
 NEWCOMER, IN_TURN, BEFORE_TURN = 1.0, 0.3, 0.0
 """The part of its lane's horizon that a job may use. At first that is IN_TURN, as always for a client with a long line,
 who leaves the rest to the others; those of its jobs whose turn has not come take what would go unused."""
-SPARED_PART = 0.5
+SPARED_PART = 0.25
 """Of a burst, what a job before its turn leaves to the others; but a model that is idle calls for anybody."""
 UNSURE_STAY_MS = 10_000
 """While nobody knows what a call takes, a line would have no pace: slots are waited for until calls teach it."""
