@@ -151,7 +151,7 @@ def section(kept: Mapping[str, Sequence[Row]]) -> str:
 
 def main() -> None:
     """Draw the charts, and put the tables into the page."""
-    plt.rcParams["svg.hashsalt"] = "backburner"  # ids that are the same each time
+    plt.rcParams |= {"svg.hashsalt": "backburner", "svg.fonttype": "none"}  # the same ids each time; text as text
     kept = json.loads((FOLDER / "peers.json").read_text())
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
