@@ -424,9 +424,9 @@ def test_a_cancelled_jobs_slot_goes_to_somebody_else() -> None:
     """While its time has not come."""
     house = House(catalogue=MemoryCatalogue(ONE_A_SECOND))
     now = house.clock.now()
-    house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 2_900) * 1000})
+    house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 1_700) * 1000})
     job = house.accept(priority="interactive")
-    house.run(job.job_id, seconds_left=17)  # too little to sleep until the slot, so it is parked with it
+    house.run(job.job_id, seconds_left=16)  # too little to sleep until the slot, so it is parked with it
     held = house.job(job.job_id).slot
     assert held is not None
     house.submission.cancel(ALICE, job.job_id)
