@@ -106,7 +106,7 @@ bench-slack: ready ## measure a support bot's load in Slack on a stack of its ow
 bench-peers: ready ## run what users would pick instead, and Backburner, side by side; an hour (ARGS="--scenario cpu --runs 3")
 	@$(PYTHON) -m local.install --quiet --also bench
 	@$(DEV)/python -m bench.peers --json docs/benchmarks/peers.json $(ARGS)
-	@$(LOCAL) bench peers --json docs/benchmarks/peers.json $(ARGS)
+	@$(LOCAL) bench peers --json docs/benchmarks/peers.json $(ARGS) --peer backburner
 	@.local/venvs/bench/bin/python -m bench.peers.report
 
 bench-growth: ready ## measure whether anything becomes dearer as jobs pile up (ARGS="--sizes 100 1000")

@@ -27,7 +27,7 @@ BENCHES = {
     "chaos": (["-m", "bench.chaos"], "StandardConcurrency=8"),
     "growth": (["-m", "bench.growth"], ""),
     # As many workers as any of its scenarios needs.
-    "peers": (["-m", "bench.peers", "--peer", "backburner"], "StandardConcurrency=5"),
+    "peers": (["-m", "bench.peers"], "StandardConcurrency=5"),
     "slack": (["-m", "bench.slack"], ""),
     "telling": (["-m", "bench.telling"], ""),
     "worker": (["-m", "bench.worker"], ""),

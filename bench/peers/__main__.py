@@ -37,7 +37,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers.scenarios import SCENARIOS, Row, Say, middle
+from bench.peers.rows import Row, by_setting
+from bench.peers.scenarios import SCENARIOS, Say
 from bench.peers.stage import OURS, PEERS
 from local.install import VENVS
 
@@ -92,8 +93,7 @@ def _watched(console: Console, label: str, scenario: Callable[[Say], list[Row]])
 
 def table(scenario: str, rows: list[Row]) -> Table:
     """One scenario's, with the medians of its runs."""
-    settings = dict.fromkeys((row["peer"], row.get("limit")) for row in rows)
-    shown = [middle([row for row in rows if (row["peer"], row.get("limit")) == setting]) for setting in settings]
+    shown = by_setting(rows)
     names = [name for name in shown[0] if name not in NOT_SHOWN]
     about = (SCENARIOS[scenario].__doc__ or "").strip()
     made = Table(*(name.replace("_", " ") for name in names), title=f"{scenario}: {about}", title_justify="left")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
+
+from bench.peers.rows import Row, by_setting
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -29,8 +29,6 @@ BEGIN, END = "<!-- begin: made by bench.peers.report -->", "<!-- end -->"
 PACKAGES = ("celery", "dramatiq", "fastapi", "redis", "openai")
 OURS = "Backburner"
 COLOUR, OUR_COLOUR = "#9aa5b1", "#1f6feb"
-
-Row = Mapping[str, Any]
 
 
 def number(value: float | None, form: str) -> str:
@@ -87,26 +85,6 @@ CHARTS: dict[str, tuple[str, str, float]] = {
 """What is drawn of a scenario: a column, its name, and what it is multiplied by."""
 
 
-def middle(rows: Sequence[Row]) -> Row:
-    """Several runs of one setting as one row: medians, and the range of the CPU time."""
-    row = {name: _median([each.get(name) for each in rows]) for name in rows[-1]}
-    spent = [each["cpu_seconds_per_1000"] for each in rows if "cpu_seconds_per_1000" in each]
-    return row | ({"range": f"{min(spent):.2f}-{max(spent):.2f} ({len(spent)} runs)"} if spent else {})
-
-
-def _median(values: Sequence[Any]) -> Any:
-    if any(value is None or isinstance(value, str) for value in values):
-        return values[-1]
-    return statistics.median(values)
-
-
-def settings_of(rows: Sequence[Row]) -> list[Row]:
-    """One row for each queue and setting, ours first."""
-    named = dict.fromkeys((row["peer"], row.get("limit")) for row in rows)
-    found = [middle([row for row in rows if (row["peer"], row.get("limit")) == name]) for name in named]
-    return sorted(found, key=lambda row: row["peer"] != OURS)
-
-
 def table(scenario: str, rows: Sequence[Row]) -> str:
     """A scenario's, in Markdown."""
     columns = COLUMNS[scenario]
@@ -141,7 +119,7 @@ def section(kept: Mapping[str, Sequence[Row]]) -> str:
     about = f"Measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {os.cpu_count()} shared cores"
     parts = [f"{about}; Python {platform.python_version()}, {versions}, bullmq {bullmq}."]
     for scenario in COLUMNS:
-        rows = settings_of(kept[scenario])
+        rows = sorted(by_setting(kept[scenario]), key=lambda row: row["peer"] != OURS)
         parts += [f"### {TITLES[scenario]}", table(scenario, rows)]
         if scenario in CHARTS:
             chart(scenario, rows)

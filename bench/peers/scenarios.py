@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.peers.ours import OurStage
+from bench.peers.rows import Row
 from bench.peers.stage import OURS, Peer, Stage
 
-Row = dict[str, Any]
 Say = Callable[[str], None]
 
 # The provider's limits and the calls, as in bench/limits.py.
@@ -37,7 +36,7 @@ def crash(peer: Peer, say: Say, seed: int, share: float) -> list[Row]:
     """100 jobs of 2 s, all there at once, eight at a time; ten worker processes killed, 2 to 6 s apart."""
     rows = [_crash(peer, say, seed, share)]
     if peer is OURS:
-        rows.append(_crash(peer, say, seed, share, {GO_ON: "1"}) | {"limit": "go on at the provider"})
+        rows.append({**_crash(peer, say, seed, share, {GO_ON: "1"}), "limit": "go on at the provider"})
     return rows
 
 
@@ -222,15 +221,3 @@ def _until_quiet(stage: Stage | OurStage, seconds: float) -> None:
 
 def _part(values: Sequence[float], part: float) -> float:
     return values[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
-
-
-def middle(rows: Sequence[Row]) -> Row:
-    """Of several runs of one setting: the median of each number, rounded to whole where all are whole."""
-    return {name: _median([row[name] for row in rows]) for name in rows[0]}
-
-
-def _median(values: Sequence[Any]) -> Any:
-    if all(isinstance(value, str) for value in values):
-        return values[0]
-    numbers = [value for value in values if value is not None]
-    return statistics.median(numbers) if len(numbers) == len(values) else None
