@@ -25,6 +25,9 @@ from tests.simulation.crowd import Crowd, Provided, percentile, provided
 REQUESTS, TOKENS = 600, 60_000
 MODELS = ("m-1", "m-2", "m-3")
 NEVER = 10.0**9
+TOKENS_A_JOB = 150
+"""In the mean."""
+STREAM_PART, STREAM_CLIENTS = 0.9, 100
 RUNS = 9
 """Of `fair`, each with a seed of its own."""
 
@@ -136,6 +139,43 @@ def fair(console: Console, jobs: int, workers: int, seed: int) -> None:
     console.print(table)
 
 
+def stream(console: Console, jobs: int, workers: int, seed: int) -> None:
+    """Jobs that come one by one, at nine tenths of what the provider allows; what each further decade of them costs."""
+    crowd = Crowd(*(limited(name) for name in MODELS), workers={Lane.STANDARD: workers}, seed=seed)
+    dice = random.Random(seed)
+    pace = STREAM_PART * len(MODELS) * min(REQUESTS / 60, TOKENS / 60 / TOKENS_A_JOB)
+
+    def come(second: float, number: int) -> None:
+        crowd.enqueue(1, model=MODELS[number % len(MODELS)], client=f"client-{dice.randrange(STREAM_CLIENTS)}")
+        if number + 1 < jobs:
+            following = second + dice.expovariate(pace)
+            crowd.at(following, lambda: come(following, number + 1))
+
+    table = Table("jobs", "row writes a job", "limiter writes", "hints", "times parked", "p95 s", "429s", "CPU ms",
+                  title=f"stream: {pace:.1f} jobs a second, {STREAM_CLIENTS} clients, {workers} workers of ten threads",
+                  title_justify="left")  # fmt: skip
+    crowd.at(0.0, lambda: come(0.0, 0))
+    before, seen, started = _counts(crowd), 0, time.process_time()
+    for upto in sorted({1_000, 10_000, 100_000, jobs}):
+        if upto > jobs:
+            break
+        crowd.run(seconds_max=NEVER, until=lambda upto=upto: crowd.ends.total() >= upto)
+        after, more = _counts(crowd), upto - seen
+        each = [f"{(now - then) / more:.2f}" for now, then in zip(after[:4], before[:4], strict=True)]
+        waits = crowd.waits(number for number in range(seen, upto) if number in crowd.provider.started)
+        cpu = 1000 * (time.process_time() - started) / more
+        table.add_row(f"{upto:,}", *each, f"{percentile(waits, 95):.2f}", str(after[4] - before[4]), f"{cpu:.2f}")
+        before, seen, started = _counts(crowd), upto, time.process_time()
+    console.print(table)
+
+
+def _counts(crowd: Crowd) -> tuple[int, ...]:
+    """Row writes, limiter writes, hints, jobs parked, refusals; so far."""
+    refused = sum(len(told.refused_at) for told in crowd.told.values())
+    parked = crowd.journal.counts["job_parked"]
+    return crowd.store.writes, crowd.limits.writes.total(), crowd.lanes.sent, parked, refused
+
+
 def _wait(backlog: int, workers: int, later: float, seed: int) -> float:
     crowd = Crowd(limited("m-1"), workers={Lane.STANDARD: workers}, seed=seed)
     crowd.enqueue(60, model="m-1", client="first")  # the model is known by then
@@ -151,14 +191,14 @@ def _spread(values: list[float]) -> str:
 
 
 SCENARIOS: dict[str, Callable[[Console, int, int, int], None]] = {
-    "scale": scale, "wrong": wrong, "outage": outage, "urgent": urgent, "fair": fair,
+    "scale": scale, "wrong": wrong, "outage": outage, "urgent": urgent, "fair": fair, "stream": stream,
 }  # fmt: skip
 
 
 def main() -> None:
     """Run the scenarios and print a table of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=100_000, help="of `scale`; the others have fewer (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=100_000, help="of `scale` and `stream`; the others have fewer (%(default)s)")
     parser.add_argument("--workers", type=int, default=50, help="invocations at once, of ten threads (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all chance (%(default)s)")
     parser.add_argument("--scenario", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS), help="(all)")

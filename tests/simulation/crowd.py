@@ -53,8 +53,10 @@ TABLE_MS = (3.0, 9.0)
 """A DynamoDB or SQS call from Lambda, there and back."""
 PROVIDER_MS = (5.0, 40.0)
 """To the provider; the way back is in the call's time."""
+APPEAR_MS = (5.0, 30.0)
+"""From the sending of a message until a poller gets it."""
 POLL_MS = (5.0, 60.0)
-"""From a message's appearance to its batch, and from the end of a batch to the next one."""
+"""From the end of a batch to the next one."""
 SKEW_US = 10_000
 """Clocks of Lambda's machines differ by some milliseconds."""
 SHARE_MAX = 0.10
@@ -130,10 +132,8 @@ class FairQueue:
     def send(self, hint: Hint, *, client_id: str, delay_seconds: int = 0) -> None:
         """Queue a message."""
         message = Message(hint, client_id)
-        if delay_seconds:
-            self._timeline.at(self._timeline.now + delay_seconds * 1_000_000, partial(self._appear, message))
-        else:
-            self._appear(message)
+        way_us = round(1000 * self._timeline.dice.uniform(*APPEAR_MS))
+        self._timeline.at(self._timeline.now + way_us + delay_seconds * 1_000_000, partial(self._appear, message))
 
     def _appear(self, message: Message) -> None:
         self._count += 1
@@ -194,10 +194,12 @@ class Lanes:
 
     def __init__(self, timeline: Timeline, *, fair: bool) -> None:
         self.queues = {lane: FairQueue(timeline, fair=fair) for lane in Lane}
+        self.sent = 0
 
     def send(self, hint: Hint, *, client_id: str, lane: Lane, delay_seconds: int = 0, trace: str | None = None) -> None:
         """Queue a hint in its lane."""
         assert 0 <= delay_seconds <= 900, "SQS delays a message by at most 900 seconds"
+        self.sent += 1
         self.queues[lane].send(hint, client_id=client_id, delay_seconds=delay_seconds)
 
 
