@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from backburner.providers import faults, wire
 from backburner.providers.account import Account
 
 NAME = "anthropic"
+EVENTS = anthropic.Stream[object]
 CACHED_BYTES_MIN = 4_096
 """A shorter system prompt is below the 1,024 tokens from which the provider caches."""
 _REASONS = {
@@ -120,12 +121,17 @@ class _Call:
 
     def run(self, client: anthropic.Anthropic, watch: wire.Watch) -> Answer:
         """Make the call and read its stream to the end."""
-        with client.messages.create(**_arguments(self.question), stream=True) as stream:
+        body = {**_arguments(self.question), "stream": True}
+        # Events as the provider's JSON has them: the typed method makes an object of each, which is most of its time.
+        stream: anthropic.Stream[Any] = client.post(
+            "/v1/messages", body=body, cast_to=object, stream=True, stream_cls=EVENTS
+        )
+        with stream:
             self.request_id = stream.response.headers.get("request-id")
             self.seen = faults.limits_of(stream.response.headers)
             for event in stream:
                 self._take(event)
-                if event.type == "message_stop":
+                if event["type"] == "message_stop":
                     watch.wind_down()
                     with suppress(anthropic.APIError, httpx2.HTTPError, *faults.UNREADABLE):
                         for _ in stream:
@@ -136,19 +142,20 @@ class _Call:
 
     def _take(self, event: Any) -> None:
         """Note what an event says."""
-        if event.type == "message_start":
+        if event["type"] == "message_start":
             self.began = True
-            self._count(event.message.usage)
-        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
-            if not isinstance(event.delta.text, str):
+            self._count(event["message"]["usage"])
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "text_delta":
+            text = event["delta"]["text"]
+            if not isinstance(text, str):
                 raise TypeError("a piece of an answer is text")
-            self.parts.append(event.delta.text)
+            self.parts.append(text)
             self.first_token_ms = self.first_token_ms or round(1000 * (time.monotonic() - self.asked_at))
             if self.said is not None:
-                self.said(event.delta.text)
-        elif event.type == "message_delta":
-            self.stop_reason = event.delta.stop_reason
-            self._count(event.usage)
+                self.said(text)
+        elif event["type"] == "message_delta":
+            self.stop_reason = event["delta"]["stop_reason"]
+            self._count(event["usage"])
             self.exact = {"input_tokens", "output_tokens"} <= set(self.counts)
 
     def _ended(self) -> Answer:
@@ -175,9 +182,9 @@ class _Call:
             seen=self.seen,
         )
 
-    def _count(self, usage: Any) -> None:
+    def _count(self, usage: Mapping[str, Any]) -> None:
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
-            value = faults.counted(getattr(usage, name, None))
+            value = faults.counted(usage.get(name))
             if value is not None:
                 self.counts[name] = value
 
