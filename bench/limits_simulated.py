@@ -198,7 +198,9 @@ SCENARIOS: dict[str, Callable[[Console, int, int, int], None]] = {
 def main() -> None:
     """Run the scenarios and print a table of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=100_000, help="of `scale` and `stream`; the others have fewer (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=100_000, help="of `scale` and `stream`; the others have fewer (%(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=50, help="invocations at once, of ten threads (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all chance (%(default)s)")
     parser.add_argument("--scenario", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS), help="(all)")

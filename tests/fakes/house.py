@@ -69,7 +69,7 @@ class House:
     payloads: Any = field(default_factory=MemoryPayloads)
     hints: Any = None
     depths: MemoryDepths = field(default_factory=MemoryDepths)
-    dead_letters: Any = field(default_factory=MemoryDeadLetters)
+    dead_letters: Any = None
     notices: Any = None
     channel: Any = field(default_factory=RecordingChannel)
     limits: Any = field(default_factory=MemoryLimits)
@@ -85,6 +85,7 @@ class House:
 
     def __post_init__(self) -> None:
         self.hints = self.hints or MemoryHints(self.clock)
+        self.dead_letters = self.dead_letters or MemoryDeadLetters(self.clock)
         self.notices = self.notices or MemoryNotices(self.clock)
         self.tallies = self.tallies or MemoryTallies(self.store)
         self.lifecycle = Lifecycle(

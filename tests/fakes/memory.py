@@ -368,9 +368,10 @@ class MemoryDepths:
 
 
 class MemoryDeadLetters:
-    """The dead-letter queue."""
+    """The dead-letter queue. Without a clock, time stands still."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self._clock = clock or FakeClock()
         self.letters: list[DeadLetter] = []
         self._in_hand: set[str] = set()
         self._count = 0
@@ -385,7 +386,8 @@ class MemoryDeadLetters:
     def _put(self, body: str, reason: str | None, hint: Hint | None, detail: str = "") -> None:
         self._count += 1
         name = f"receipt-{self._count}"
-        self.letters.append(DeadLetter(name, body, reason, hint, name=name, detail=detail))
+        now = self._clock.now()
+        self.letters.append(DeadLetter(name, body, reason, hint, name=name, detail=detail, sent_at=now))
 
     def receive(self, seconds: int) -> Sequence[DeadLetter]:
         found = [letter for letter in self.letters if letter.name not in self._in_hand][:10]
@@ -398,8 +400,8 @@ class MemoryDeadLetters:
     def put_back(self, letters: Sequence[DeadLetter]) -> None:
         self._in_hand -= {letter.name for letter in letters}
 
-    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
-        return [letter for letter in self.letters if letter.reason is None][:limit]
+    def look(self, limit: int) -> Sequence[DeadLetter]:
+        return self.letters[:limit]
 
     def remove(self, letter: DeadLetter) -> None:
         self.letters = [other for other in self.letters if other.receipt != letter.receipt]

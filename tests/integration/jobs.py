@@ -59,6 +59,7 @@ FULL = a_job(
     handle="resp_1",
     slot=Slot("m-1", NOW + 9, 12, 34, {"requests": 100_000, "tokens": 46_000}, (10.5, 40.0)),
     place=NOW + 8,
+    parked_since=NOW + 7,
     claimed_at=NOW + 1,
     finished_at=NOW + 2,
     result=Payload('{"text":"Donau 🏞️"}'),

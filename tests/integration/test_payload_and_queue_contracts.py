@@ -261,7 +261,7 @@ class Graveyard:
 def graveyard(request: pytest.FixtureRequest) -> Graveyard:
     """Either queue; on SQS the policy is the template's own."""
     if request.param == "memory":
-        memory = MemoryDeadLetters()
+        memory = MemoryDeadLetters(FakeClock(round(1000 * time.time())))
 
         def moved(body: str) -> None:
             hint = parse_hint(body) if body.startswith("{") else None
@@ -281,23 +281,26 @@ def graveyard(request: pytest.FixtureRequest) -> Graveyard:
 
 
 def test_a_buried_letter_needs_no_explanation(graveyard: Graveyard) -> None:
-    """It says why it is there."""
+    """It says why it is there, and since when."""
+    began_ms = 1000 * int(time.time())
     graveyard.queue.bury(Hint("job_1", died=3), reason="timeout", detail="late", lane=Lane.STANDARD, client_id="alice")
     graveyard.queue.bury("not a hint", reason="malformed_hint", detail="?", lane=Lane.STANDARD, client_id=None)
-    assert list(graveyard.queue.unexplained(10)) == []
+    letters = graveyard.queue.look(10)
+    assert [letter.reason for letter in letters] == ["timeout", "malformed_hint"]
+    assert all(began_ms <= letter.sent_at <= 1000 * time.time() for letter in letters)
 
 
 def test_what_the_redrive_policy_moved_is_found_with_its_hint(graveyard: Graveyard) -> None:
     """Three receives without an answer, and the message lies there without a reason."""
     graveyard.moved_by_policy(hint_body(Hint("job_1", alone=True)))
-    [letter] = graveyard.queue.unexplained(10)
+    [letter] = graveyard.queue.look(10)
     assert (letter.hint, letter.reason) == (Hint("job_1", alone=True), None)
 
 
 def test_what_is_no_hint_is_found_with_its_body(graveyard: Graveyard) -> None:
     """So that it can be explained as what it is."""
     graveyard.moved_by_policy("not a hint")
-    [letter] = graveyard.queue.unexplained(10)
+    [letter] = graveyard.queue.look(10)
     assert (letter.hint, letter.body) == (None, "not a hint")
 
 
@@ -305,7 +308,7 @@ def test_a_removed_letter_is_gone_and_the_others_stay(graveyard: Graveyard) -> N
     """Looking at letters takes none of them away."""
     for number in range(3):
         graveyard.moved_by_policy(hint_body(Hint(f"job_{number}")))
-    letters = graveyard.queue.unexplained(10)
+    letters = graveyard.queue.look(10)
     assert {letter.hint.job_id for letter in letters if letter.hint} == {"job_0", "job_1", "job_2"}
     graveyard.queue.remove(letters[0])
     graveyard.queue.remove(letters[0])  # a second time does no harm
@@ -316,7 +319,7 @@ def test_no_more_letters_are_returned_than_asked_for(graveyard: Graveyard, limit
     """The repairer works for a bounded time."""
     for number in range(15):
         graveyard.moved_by_policy(hint_body(Hint(f"job_{number}")))
-    letters = graveyard.queue.unexplained(limit)
+    letters = graveyard.queue.look(limit)
     assert 0 < len(letters) <= limit
     assert len({letter.receipt for letter in letters}) == len(letters)
 
@@ -455,7 +458,7 @@ def test_a_queue_or_bucket_that_is_not_there_is_an_unavailable_port(aws: None) -
             Hint("job_1"), client_id="a", lane=Lane.STANDARD
         ),
         lambda: NoticesQueue(_client("sqs"), nowhere).send(Telling("job_1", "webhook"), client_id="a"),
-        lambda: DeadLetters(_client("sqs"), nowhere).unexplained(10),
+        lambda: DeadLetters(_client("sqs"), nowhere).look(10),
         lambda: PayloadsBucket(lambda: _client("s3"), "nowhere").put("k", "v"),
         lambda: PayloadsBucket(lambda: _client("s3"), "nowhere").get("k"),
         lambda: ClientsTable(_client("dynamodb"), "nowhere").find("0"),

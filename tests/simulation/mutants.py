@@ -222,8 +222,8 @@ MUTANTS = (
     Mutant(
         "leave the policy's dead letters unexplained",
         "repair.py",
-        "        for letter in self.dead_letters.unexplained(LETTERS_MAX):",
-        "        for letter in self.dead_letters.unexplained(LETTERS_MAX)[:0]:",
+        "            if letter.reason is not None:",
+        "            if letter.reason is not None or letter.hint is not None:",
     ),
     Mutant(
         "wait beyond what SQS can delay",

@@ -140,12 +140,22 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ),
         (
             "job_ended",
-            {**END, "status": "failed", "code": "timeout"},
+            {**END, "status": "failed", "code": "timeout", "dead": True},
             {
                 ("JobsFailed", "lane=bulk"): 1,
                 ("JobsFailed", "code=timeout"): 1,
                 ("TotalDuration", "lane=bulk"): 0.09,
                 ("FailureRate", "lane=bulk"): 100,
+            },
+        ),
+        (
+            "job_ended",
+            {**END, "status": "failed", "code": "content_filtered", "dead": None},
+            {
+                ("JobsFailed", "lane=bulk"): 1,
+                ("JobsFailed", "code=content_filtered"): 1,
+                ("TotalDuration", "lane=bulk"): 0.09,
+                ("FailureRate", "lane=bulk"): 0,
             },
         ),
         ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1}),
@@ -165,6 +175,7 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ("target_untold", {"target": "slack", "again": False}, {("Deliveries", "channel=slack,outcome=given_up"): 1}),
         ("job_repaired", {"kind": "hint_resent"}, {("Repairs", "kind=hint_resent"): 1}),
         ("lane_seen", {"lane": "bulk", "oldest_seconds": 2.5}, {("OldestWaitingJob", "lane=bulk"): 2.5}),
+        ("letters_seen", {"oldest_seconds": 90.5}, {("OldestDeadLetter", "service=worker"): 90.5}),
         ("repair_ran", {"seen": 0}, {("RepairRuns", "service=worker"): 1}),
         (
             "limit_differs",

@@ -6,7 +6,7 @@ import pytest
 
 from backburner.errors import Overloaded
 from backburner.lifecycle import LEASE_MS
-from backburner.models import Hint, Job, JobStatus
+from backburner.models import Hint, Job, JobStatus, Lane
 from tests.fakes.house import House
 from tests.fakes.memory import ScriptedProvider
 
@@ -106,6 +106,24 @@ def test_the_oldest_waiting_job_is_known_from_its_first_minute_on_and_until_it_i
     house.work()
     assert house.job(slow.job_id).status is JobStatus.COMPLETED
     assert oldest() == 0
+
+
+def test_the_age_of_the_oldest_dead_letter_is_known_however_often_it_was_looked_at() -> None:
+    """Explained or not; without a letter it is nothing."""
+    house = House()
+
+    def oldest() -> float:
+        house.repair.run_once()
+        seen: float = house.journal.named("letters_seen")[-1]["oldest_seconds"]
+        return seen
+
+    assert oldest() == 0
+    house.dead_letters.bury("?", reason="timeout", detail="", lane=Lane.BULK, client_id=None)
+    house.clock.advance(60)
+    house.dead_letters.bury("?", reason="timeout", detail="", lane=Lane.BULK, client_id=None)
+    for minute in range(1, 6):
+        assert oldest() == 60 * minute
+        house.clock.advance(60)
 
 
 def test_two_repairers_at_once_send_one_hint() -> None:

@@ -408,6 +408,25 @@ def test_a_parked_job_is_told_its_own_time() -> None:
     assert outlook.starts_at >= now + 84_000
 
 
+def test_what_a_parked_job_waited_for_its_slot_is_the_whole_wait() -> None:
+    """From its first claim, however often it was parked; and a call that comes at once waited for nothing."""
+    house = House(catalogue=MemoryCatalogue(ONE_A_SECOND))
+    now = house.clock.now()
+    house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 90_000) * 1000})
+    job = house.accept()
+    while house.job(job.job_id).status is not JobStatus.COMPLETED:
+        house.work()
+        house.clock.advance(1)
+    assert house.journal.named("job_parked")
+    [call] = house.journal.named("call_ended")
+    assert 88_000 <= call["slot_wait_ms"] <= house.clock.now() - now
+    assert house.job(job.job_id).parked_since is None
+    house.clock.advance(120)
+    house.accept("next")
+    house.work()
+    assert house.journal.named("call_ended")[-1]["slot_wait_ms"] == 0
+
+
 def test_a_job_that_does_not_wait_has_no_outlook() -> None:
     """It has ended; or nothing is known."""
     house = House()

@@ -552,7 +552,7 @@ class Execution:
                 model=attempt.model,
                 request_id=attempt.request_id,
                 call_ms=attempt.ended_at - began_at,
-                slot_wait_ms=began_at - (job.claimed_at or began_at),
+                slot_wait_ms=began_at - (job.parked_since or job.claimed_at or began_at),
                 first_token_ms=attempt.first_token_ms,
                 input_tokens=usage.input_tokens if usage else None,
                 output_tokens=usage.output_tokens if usage else None,

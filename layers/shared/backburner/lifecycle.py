@@ -252,6 +252,7 @@ class Lifecycle:
             "handle": None,
             "slot": None,
             "place": None,
+            "parked_since": None,
             "charge": self._charge_of_new_run(job, now),
             "add_claims": 1,
         }
@@ -347,7 +348,8 @@ class Lifecycle:
         """
         now = self.clock.now()
         available_at = min(max(until, now + 1_000), job.deadline_at - 1)
-        more: Patch = {"add_attempts": -1, "slot": slot, "place": place}
+        since = job.parked_since or job.claimed_at
+        more: Patch = {"add_attempts": -1, "slot": slot, "place": place, "parked_since": since}
         self._queue_again(job, available_at, job.error, more)
         self.journal.note("job_parked", job_id=job.job_id, wait_ms=available_at - now, slot=slot is not None)
 
@@ -454,6 +456,7 @@ class Lifecycle:
             "error": why,
             "slot": None,
             "place": None,
+            "parked_since": None,
         }
         patch.update(more)
         row = self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by), **patch)
@@ -728,6 +731,7 @@ class Lifecycle:
                 handle=None,
                 slot=None,
                 place=None,
+                parked_since=None,
                 result=result,
                 error=error,
                 finished_at=now,
@@ -762,6 +766,7 @@ class Lifecycle:
             lane=job.lane,
             status=status,
             code=error.code if error else None,
+            dead=dead or None,
             attempts=job.attempts,
             total_ms=now - job.began_at,
         )

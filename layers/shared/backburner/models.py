@@ -655,6 +655,7 @@ class Job:
     attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.
     model_index: 0 for the model asked for, n for the n-th fallback.
     slot: its leave to call the model, reserved before a long wait; place: its turn in the line for one.
+    parked_since: when it first asked for the slot that it still waits for, of a job that has been parked.
     background: whether the call may go on at the provider without us; handle: the provider's name for that call.
     metadata: the caller's, as JSON text; kept in the row, so that a poll need not read a large request.
     targets: the channels to be told when it ends; outbox: how far the telling is, once it has ended.
@@ -687,6 +688,7 @@ class Job:
     handle: str | None = None
     slot: Slot | None = None
     place: EpochMs | None = None
+    parked_since: EpochMs | None = None
     claimed_at: EpochMs | None = None
     finished_at: EpochMs | None = None
     result: Payload | None = None

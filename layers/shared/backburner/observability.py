@@ -72,6 +72,7 @@ class Metric(StrEnum):
     QUEUE_WAIT = "QueueWait", SECONDS, "worker", "lane"
     TOTAL_DURATION = "TotalDuration", SECONDS, "worker repair", "lane"
     OLDEST_WAITING = "OldestWaitingJob", SECONDS, "repair", "lane"
+    OLDEST_LETTER = "OldestDeadLetter", SECONDS, "repair"
 
     CALLS = "Calls", COUNT, "worker", "model"
     CALLS_REFUSED = "CallsRefused", PERCENT, "worker", "model"
@@ -191,7 +192,7 @@ _ENDS: Final = {
 def _of_end(end: Mapping[str, Any]) -> Values:
     status = JobStatus(end["status"])
     worked = status in (JobStatus.COMPLETED, JobStatus.FAILED)
-    rate = 100 * (status is JobStatus.FAILED)
+    rate = 100 * (status is JobStatus.FAILED and "dead" in end)  # what only its caller can mend is no fault of ours
     worked_off: Values = {Metric.TOTAL_DURATION: end["total_ms"] / 1000, Metric.FAILURE_RATE: rate}
     return {_ENDS[status]: 1} | (worked_off if worked else {})
 
@@ -239,6 +240,7 @@ _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "target_untold": _untold,
     "job_repaired": lambda _: _one({Metric.REPAIRS: 1}),
     "lane_seen": lambda fields: _one({Metric.OLDEST_WAITING: fields["oldest_seconds"]}),
+    "letters_seen": lambda fields: _one({Metric.OLDEST_LETTER: fields["oldest_seconds"]}),
     "repair_ran": lambda _: _one({Metric.REPAIR_RUNS: 1}),
 }
 """Events that are measured; all others are log lines only."""

@@ -190,8 +190,8 @@ class DeadLetterQueue(Protocol):
     def bury(self, body: str | Hint, *, reason: str, detail: str, lane: Lane, client_id: str | None) -> None:
         """Put a hint, or what was found instead of one, there with its reason."""
 
-    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
-        """Some letters, at most that many, that the redrive policy put there, so that carry no reason."""
+    def look(self, limit: int) -> Sequence[DeadLetter]:
+        """Some letters, at most that many; all stay where they are. Those of the redrive policy carry no reason."""
 
     def receive(self, seconds: int) -> Sequence[DeadLetter]:
         """Take some letters, ten at most, into hand: nobody else sees them for so long. None: probably no more."""

@@ -5,12 +5,13 @@ Small, idempotent, and safe to run twice at once: every step is a conditional wr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from backburner.errors import PortUnavailable
 from backburner.lifecycle import Lifecycle
-from backburner.models import Hint, Job, JobStatus, Lane
+from backburner.models import DeadLetter, Hint, Job, JobStatus, Lane
 from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
 
 LOOK_AHEAD_MS = 60_000
@@ -30,12 +31,15 @@ class Repair:
     journal: Journal
 
     def run_once(self) -> int:
-        """Move every due row one step on; return how many rows and letters were looked at."""
+        """Move every due row one step on; return how many rows and unexplained letters there were."""
         seen = 0
         for job_id in self.store.due(self.clock.now() + LOOK_AHEAD_MS, ROWS_MAX):
             seen += 1
             self._try(job_id)
-        for letter in self.dead_letters.unexplained(LETTERS_MAX):
+        letters = self.dead_letters.look(LETTERS_MAX)
+        for letter in letters:
+            if letter.reason is not None:
+                continue
             seen += 1
             try:
                 if letter.hint is None:
@@ -47,9 +51,16 @@ class Repair:
                 self.dead_letters.remove(letter)
             except PortUnavailable:
                 self.journal.note("letter_left", job_id=letter.hint.job_id if letter.hint else None)
+        self._note_age(letters)
         self._look_at_lanes()
         self.journal.note("repair_ran", seen=seen)
         return seen
+
+    def _note_age(self, letters: Sequence[DeadLetter]) -> None:
+        """How long the oldest letter has lain there: to the queue, one that was received three times has no age."""
+        now = self.clock.now()
+        oldest = min((letter.sent_at for letter in letters), default=now)
+        self.journal.note("letters_seen", oldest_seconds=max(0, now - oldest) / 1000)
 
     def _look_at_lanes(self) -> None:
         """Note how long each lane's oldest job has waited: its hint, sent again, looks young to the queue."""

@@ -56,7 +56,8 @@ KEYS_MAX = 100
 _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
-    "claimed_at", "finished_at", "attempts_limit", "place", "ahead", "waiting_since", "discarded_at",
+    "claimed_at", "finished_at", "attempts_limit", "place", "parked_since", "ahead", "waiting_since",
+    "discarded_at",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata", "webhook")

@@ -217,8 +217,8 @@ class DeadLetters:
                 },
             )
 
-    def unexplained(self, limit: int) -> Sequence[DeadLetter]:
-        """Look at some letters and return those without a reason; all stay in the queue."""
+    def look(self, limit: int) -> Sequence[DeadLetter]:
+        """Some letters, at most that many; all stay in the queue."""
         found: dict[str, DeadLetter] = {}
         for _ in range(-(-limit // 10)):
             with translated():
@@ -228,11 +228,10 @@ class DeadLetters:
                     VisibilityTimeout=PEEK_SECONDS,
                     WaitTimeSeconds=0,
                     MessageAttributeNames=["reason"],
+                    MessageSystemAttributeNames=["SentTimestamp"],
                 )
             messages = reply.get("Messages", [])
-            for message in messages:
-                if "reason" not in message.get("MessageAttributes", {}):
-                    found[message["MessageId"]] = _letter(message)
+            found.update((message["MessageId"], _letter(message)) for message in messages)
             if not messages:
                 break
         return list(found.values())[:limit]
