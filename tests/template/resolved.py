@@ -63,7 +63,7 @@ def transformed(*edits: Edit, **parameters: Any) -> Template:
     # All that SAM asks of a session is its region; a real one would read the developer's AWS configuration.
     session: Any = SimpleNamespace(region_name=REGION)
     translator = Translator({}, Parser(), boto_session=session)
-    cloudformation: Template = translator.translate(template, parameter_values=parameters)
+    cloudformation: Template = translator.translate(template, parameter_values=_as_given(template, parameters))
     return cloudformation
 
 
@@ -73,7 +73,7 @@ def shipped(*edits: Edit, **parameters: Any) -> Template:
     What a condition leaves out is gone. References to resources stay, in their long form.
     """
     template = transformed(*edits, **parameters)
-    values = IntrinsicsResolver({**PSEUDO_PARAMETERS, **_defaults(template), **parameters})
+    values = IntrinsicsResolver({**PSEUDO_PARAMETERS, **_defaults(template), **_as_given(template, parameters)})
     mappings = IntrinsicsResolver(template.get("Mappings", {}), {"Fn::FindInMap": FindInMapAction()})
     template = dict(mappings.resolve_parameter_refs(values.resolve_parameter_refs(template)))
     conditions = template.get("Conditions", {})
@@ -81,6 +81,12 @@ def shipped(*edits: Edit, **parameters: Any) -> Template:
         kept = {name: body for name, body in template.get(section, {}).items() if _holds(body, conditions)}
         template[section] = {name: _chosen(body, conditions) for name, body in kept.items()}
     return template
+
+
+def _as_given(template: Template, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as SAM sees them: a number is text where the default is, as in what CloudFormation passes on."""
+    defaults = _defaults(template)
+    return {name: str(value) if isinstance(defaults.get(name), str) else value for name, value in parameters.items()}
 
 
 def _defaults(template: Template) -> Template:
@@ -95,6 +101,8 @@ def _truth(condition: Any, conditions: Template) -> bool:
     match condition:
         case {"Fn::Equals": [left, right]}:
             return str(left) == str(right)
+        case {"Fn::Contains": [list(known), sought]}:
+            return str(sought) in known
         case {"Fn::Not": [inner]}:
             return not _truth(inner, conditions)
         case {"Fn::And": list(inner)}:

@@ -32,6 +32,7 @@ METRICS = {metric.value: metric for metric in Metric}
 PROVIDERS = {"openai", "anthropic"}
 STATISTICS = {
     Metric.OLDEST_WAITING: "Maximum",
+    Metric.OLDEST_LETTER: "Maximum",
     Metric.FAILURE_RATE: "Average",
     Metric.CALL_FAULTS: "Average",
     Metric.CALLS_REFUSED: "Average",
@@ -40,17 +41,19 @@ STATISTICS = {
 }
 """What tells something of a gauge, of a share, of durations; the sum does of anything else."""
 AWS_METRICS = {
-    ("AWS/SQS", DEPTH): ("QueueName", "Maximum"),
-    ("AWS/SQS", AGE): ("QueueName", "Maximum"),
-    ("AWS/Lambda", "Errors"): ("FunctionName", "Sum"),
-    ("AWS/ApiGateway", "5XXError"): ("ApiName", "Sum"),
+    ("AWS/SQS", DEPTH): ("QueueName", ("Maximum",)),
+    ("AWS/SQS", AGE): ("QueueName", ("Maximum",)),
+    ("AWS/Lambda", "Errors"): ("FunctionName", ("Sum",)),
+    ("AWS/ApiGateway", "5XXError"): ("ApiName", ("Sum", "Average")),
 }
-"""AWS's own metrics that alarms may watch, by which dimension, with which statistic."""
+"""AWS's own metrics that alarms may watch, by which dimension, with which statistics."""
 FIXED_THRESHOLDS = {
     "DeadLetterDepthAlarm": "the first letter",
     "NotificationsDeadLetterDepthAlarm": "the first letter",
     "DeadLetterAgeAlarm": "a day, of the fourteen that a letter is kept",
     "NotificationsDeadLetterAgeAlarm": "a day, as above",
+    "InteractiveAgeAlarm": "follows from the longest delay of a message and the longest call",
+    "StandardAgeAlarm": "as above",
     "NotificationsAgeAlarm": "follows from the longest delay of a message",
     "RepairHeartbeatAlarm": "any run",
     **{
@@ -75,10 +78,10 @@ def _faults(template: Template, body: dict[str, Any]) -> list[str]:
     treated = "breaching" if silent else "notBreaching"
     watched = f"{_namespace(body)} {body.get('MetricName')} {_dimensions(body)}"
     statistic = body.get("Statistic") or body.get("ExtendedStatistic")
-    wanted = _wanted_statistic(template, body)
+    wanted = _telling_statistics(template, body)
     checks = {
-        f"nothing emits {watched}": wanted is not None,
-        f"Statistic is {statistic}, which tells nothing of {watched}": wanted in (None, statistic),
+        f"nothing emits {watched}": bool(wanted),
+        f"Statistic is {statistic}, which tells nothing of {watched}": not wanted or statistic in wanted,
         f"missing data must be {treated}": body.get("TreatMissingData") == treated,
         "waits for more points than it looks at": body.get("DatapointsToAlarm", 1) <= body["EvaluationPeriods"],
         "looks at more than a day": body["Period"] * body["EvaluationPeriods"] <= 86_400,
@@ -86,22 +89,22 @@ def _faults(template: Template, body: dict[str, Any]) -> list[str]:
     return [fault for fault, sound in checks.items() if not sound]
 
 
-def _wanted_statistic(template: Template, body: dict[str, Any]) -> str | None:
-    """The statistic to watch the alarm's series with; None if there is no such series."""
+def _telling_statistics(template: Template, body: dict[str, Any]) -> tuple[str, ...]:
+    """The statistics to watch the alarm's series with; none if there is no such series."""
     namespace, name, dimensions = _namespace(body), str(body.get("MetricName")), _dimensions(body)
     if namespace == f"Backburner/{_stack_name(template)}":
         metric = METRICS.get(name)
-        return STATISTICS.get(metric, "Sum") if metric and _is_emitted(template, metric, dimensions) else None
+        return (STATISTICS.get(metric, "Sum"),) if metric and _is_emitted(template, metric, dimensions) else ()
     known = AWS_METRICS.get((namespace, name))
     if known is None or list(dimensions) != [known[0]]:
-        return None
-    value, (dimension, statistic) = dimensions[known[0]], known
+        return ()
+    value, (dimension, statistics) = dimensions[known[0]], known
     exists = {
         "QueueName": referred(value, "QueueName") in of_type(template, "AWS::SQS::Queue"),
         "FunctionName": referred(value) in functions(template),
         "ApiName": value == _stack_name(template),  # as SAM titles an API
     }
-    return statistic if exists[dimension] else None
+    return statistics if exists[dimension] else ()
 
 
 def _is_emitted(template: Template, metric: Metric, dimensions: dict[str, Any]) -> bool:
@@ -168,9 +171,11 @@ def _given_up_by(channel: str) -> Callable[[dict[str, Any]], bool]:
 def coverage(template: Template) -> list[str]:
     """Every queue, lane, function and provider has the alarms that it needs, each on itself."""
     dead = dead_letter_queues(template)
+    looked_at = {"DeadLetterQueue"}  # what was received three times has no age to SQS, and the repairer looks
     wanted: list[tuple[str, str, Callable[[dict[str, Any]], bool]]] = []
     for queue in of_type(template, "AWS::SQS::Queue"):
-        wanted += [(queue, metric, _on("QueueName", queue, "QueueName")) for metric in (DEPTH, AGE)]
+        seen = (DEPTH,) if queue in looked_at else (DEPTH, AGE)
+        wanted += [(queue, metric, _on("QueueName", queue, "QueueName")) for metric in seen]
     wanted += [(name, "Errors", _on("FunctionName", name)) for name in functions(template)]
     for lane in Lane:
         wanted += [(lane, str(metric), _at("lane", lane)) for metric in (Metric.OLDEST_WAITING, Metric.FAILURE_RATE)]
@@ -179,6 +184,7 @@ def coverage(template: Template) -> list[str]:
     wanted += [(name, str(Metric.CALL_FAULTS), _at("provider", name)) for name in PROVIDERS]
     wanted += [
         ("repair", str(Metric.REPAIR_RUNS), _at("service", "repair")),
+        ("repair", str(Metric.OLDEST_LETTER), _at("service", "repair")),
         ("worker", str(Metric.COST), _at("service", "worker")),
         ("Api", "5XXError", lambda _: True),
     ]
@@ -252,7 +258,7 @@ def test_thresholds_are_parameters() -> None:
     """But for those that follow from something else."""
     assert thresholds(source()) == []
     assert thresholds(source(put("Resources.StandardDepthAlarm.Properties.Threshold", 50))) != []
-    assert source().get("Parameters", {})["DepthAlarmMessages"]["Default"] == 50
+    assert source().get("Parameters", {})["DepthAlarmMessages"]["Default"] == "50"
 
 
 def test_composite_alarms_are_there_unless_switched_off() -> None:
@@ -293,6 +299,8 @@ SATURATED = "Resources.SaturatedAlarm.Properties.{}".format
         (alarms, put("Resources.WorkerErrorsAlarm.Properties.Dimensions.0.Value", "worker"), "nothing emits"),
         (alarms, put("Resources.SpendAlarm.Properties.EvaluationPeriods", 2), "more than a day"),
         (coverage, put(DEAD("MetricName"), AGE), "DeadLetterQueue: no alarm on"),
+        (coverage, drop("Resources.DeadLetterAgeAlarm"), "repair: no alarm on OldestDeadLetter"),
+        (alarms, put("Resources.DeadLetterAgeAlarm.Properties.Dimensions.0.Value", "worker"), "nothing emits"),
         (coverage, put(DEAD("Dimensions.0.Value"), {"Fn::GetAtt": ["StandardQueue", "QueueName"]}), "DeadLetterQueue"),
         (coverage, put(DEAD("Threshold"), 2), "first message"),
         (coverage, put(DEAD("ComparisonOperator"), "GreaterThanThreshold"), "first message"),

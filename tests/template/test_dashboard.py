@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backburner.observability import Metric
-from tests.template.resolved import Edit, Template, functions, of_type, put, transformed
+from tests.template.resolved import Edit, Template, functions, of_type, put, referred, source, transformed
 
 METRICS = {metric.value: metric for metric in Metric}
 OURS = "Backburner/<AWS::StackName>"
@@ -38,7 +38,9 @@ ORDER = (
 def widgets(template: Template) -> list[dict[str, Any]]:
     """The dashboard as CloudWatch gets it; a reference stays as `<Resource>` or `<Resource.Attribute>`."""
     [body] = of_type(template, "AWS::CloudWatch::Dashboard").values()
-    text = body["DashboardBody"]["Fn::Sub"]
+    text, values = body["DashboardBody"]["Fn::Sub"]
+    text = text.replace("${Composites}", values["Composites"]["Fn::If"][1]["Fn::Sub"])
+    text = re.sub(r"(\"value\": )\$\{(\w+)\}", r'\1"<\2>"', text)
     return json.loads(re.sub(r"\$\{([^}]+)\}", r"<\1>", text))["widgets"]  # type: ignore[no-any-return]
 
 
@@ -48,19 +50,29 @@ def faults(template: Template) -> Iterator[str]:
         given = widget["properties"]
         title = given.get("title", "")
         if widget["type"] == "alarm":
-            known = of_type(template, "AWS::CloudWatch::Alarm")
+            known = of_type(template, "AWS::CloudWatch::Alarm") | of_type(template, "AWS::CloudWatch::CompositeAlarm")
             shown = {arn.removeprefix("<").removesuffix(".Arn>") for arn in given["alarms"]}
             yield from (f"{title}: {name} is not shown, or no alarm" for name in sorted(shown ^ known.keys()))
         if widget["type"] != "metric":
             continue
         if given["region"] != "<AWS::Region>":
             yield f"{title}: of another region"
+        for line in given.get("annotations", {}).get("horizontal", []):
+            if not _watched_against(template, line["value"]):
+                yield f"{title}: no alarm is at {line['value']}"
         ids = [entry[-1].get("id") for entry in given["metrics"] if isinstance(entry[-1], dict)]
         for entry in given["metrics"]:
             expression = entry[0].get("expression") if isinstance(entry[0], dict) else None
             problem = _series(template, entry) if expression is None else _expression(expression, ids)
             if problem:
                 yield f"{title}: {problem}"
+
+
+def _watched_against(template: Template, value: str) -> bool:
+    """Whether an alarm has the parameter as its threshold."""
+    alarms = of_type(source(), "AWS::CloudWatch::Alarm").values()
+    parameter = value.removeprefix("<").removesuffix(">")
+    return parameter in template["Parameters"] and any(referred(body["Threshold"]) == parameter for body in alarms)
 
 
 def _series(template: Template, entry: list[Any]) -> str | None:
@@ -117,8 +129,9 @@ def edited(old: str, new: str) -> Edit:
 
     def edit(template: Template) -> None:
         body = template["Resources"]["Dashboard"]["Properties"]["DashboardBody"]
-        assert old in body["Fn::Sub"]
-        body["Fn::Sub"] = body["Fn::Sub"].replace(old, new)
+        text, values = body["Fn::Sub"]
+        assert old in text
+        body["Fn::Sub"] = [text.replace(old, new), values]
 
     return edit
 
@@ -139,6 +152,8 @@ def edited(old: str, new: str) -> Edit:
         ("100 * cached / input", "100 * cached / inputs"),
         ('"${AWS::Region}"', '"eu-central-1"'),
         ('"${SpendAlarm.Arn}"', '"${BulkAgeAlarm.Arn}"'),
+        ('"value": ${FailureAlarmPercent}', '"value": ${MaxAttempts}'),
+        ('"${WorkerFunction}", {"label": "worker, throttled"', '"worker", {"label": "worker, throttled"'),
     ],
 )
 def test_a_widget_that_stays_empty_is_found(old: str, new: str) -> None:

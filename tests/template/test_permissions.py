@@ -37,6 +37,25 @@ def targets(template: Template) -> list[str]:
     ]
 
 
+NAMES = ("/requests/*", "/results/*", "/@connections/*")
+"""What has names of its own, which no template knows: large payloads by their kind, and WebSocket connections."""
+
+
+def wildcards(template: Template) -> list[str]:
+    """No resource is a pattern, but for what has names that nobody knows before."""
+    texts = [
+        (role, resource["Fn::Sub"] if isinstance(resource, dict) and "Fn::Sub" in resource else resource)
+        for role, statement in _statements(template)
+        for resource in _many(statement.get("Resource"))
+    ]
+    return [
+        f"{role}: {text}"
+        for role, text in texts
+        if isinstance(text, str) and ("*" in text or "?" in text)
+        if not text.endswith(NAMES) or text.count("*") > 1 or "?" in text
+    ]
+
+
 def roles(template: Template) -> list[str]:
     """Every function has a role of its own, without managed policies, that Lambda alone may take."""
     used = {name: referred(body.get("Role"), "Arn") for name, body in functions(template).items()}
@@ -96,7 +115,7 @@ def logs(template: Template) -> list[str]:
     return problems
 
 
-RULES = [actions, targets, roles, indexes, callers, logs]
+RULES = [actions, targets, wildcards, roles, indexes, callers, logs]
 
 
 def _statements(template: Template) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -149,6 +168,11 @@ ANY_TABLE = {"Fn::Sub": "arn:${AWS::Partition}:dynamodb:${AWS::Region}:${AWS::Ac
         (targets, put(STATEMENT("0.Resource"), ["*", {"Fn::GetAtt": ["JobsTable", "Arn"]}])),
         (targets, put(STATEMENT("0.Resource"), ANY_TABLE)),
         (targets, drop(STATEMENT("0.Resource"))),
+        (wildcards, put(STATEMENT("0.Resource"), {"Fn::Sub": "${PayloadsBucket.Arn}/*"})),
+        (wildcards, put(STATEMENT("0.Resource"), {"Fn::Sub": "${JobsTable.Arn}*"})),
+        (wildcards, put(STATEMENT("0.Resource"), {"Fn::Sub": "arn:aws:dynamodb:*:*:table/${JobsTable}*"})),
+        (wildcards, put(STATEMENT("0.Resource"), [{"Fn::Sub": "${PayloadsBucket.Arn}/*/requests/*"}])),
+        (wildcards, put(STATEMENT("0.Resource"), {"Fn::Sub": "${JobsTable.Arn}/index/b?_client"})),
         (
             roles,
             put("Resources.WorkerRole.Properties.ManagedPolicyArns", ["arn:aws:iam::aws:policy/AdministratorAccess"]),

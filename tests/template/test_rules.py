@@ -1,16 +1,20 @@
 """Parameters that do not fit together are refused before anything is deployed, in words that say what to do."""
 
+import json
 import re
 
 import pytest
 
-from tests.template.resolved import drop, parameter_extremes, put, refusals, shipped, source
+from tests.template.resolved import ROOT, drop, parameter_extremes, put, refusals, shipped, source
 from tests.template.test_interface import samconfig
 
+EXTRA = json.dumps({"llama-3": {"provider": "openai"}})
 BAD = {
     "BackgroundCallsNeedOpenAI": {"BackgroundCalls": "true", "OpenAIBaseUrl": "https://llm.example.com/v1"},
     "RunbookUrlNeedsSlackAlerts": {"RunbookUrl": "https://wiki.example.com/runbook"},
     "LoopbackWebhooksAreLocal": {"WebhookAllowLoopback": "true", "AlarmEmail": "ops@example.com"},
+    "DefaultModelIsKnown": {"DefaultModel": "llama-3"},
+    "SlackModelIsKnown": {"SlackModel": "llama-3"},
 }
 """A combination for each rule that only that rule refuses."""
 GOOD = [
@@ -19,6 +23,8 @@ GOOD = [
     {"RunbookUrl": "https://wiki.example.com/runbook", "SlackAlertsChannel": "C0000OPS1"},
     {"WebhookAllowLoopback": "true"},
     {"AlarmEmail": "ops@example.com"},
+    {"DefaultModel": "llama-3", "SlackModel": "llama-3", "ExtraModels": EXTRA},
+    {"SlackModel": "claude-haiku-5-5"},
 ]
 
 
@@ -46,7 +52,15 @@ def test_a_good_combination_is_not_refused(parameters: dict[str, str]) -> None:
 def test_no_environment_of_samconfig_is_refused(environment: str) -> None:
     """As they are shipped."""
     words = samconfig().get(environment, {}).get("deploy", {}).get("parameters", {}).get("parameter_overrides", [])
-    assert refusals(shipped(**dict(word.split("=", 1) for word in words))) == []
+    parameters = dict(word.split("=", 1) for word in words)
+    assert refusals(shipped(**parameters | ({"ExtraModels": EXTRA} if environment == "local" else {}))) == []
+
+
+def test_the_rules_know_the_catalogue() -> None:
+    """No model that is shipped is refused, and none that is not gets through."""
+    catalogue = json.loads((ROOT / "layers" / "shared" / "backburner" / "catalogue.json").read_text())
+    [assertion] = source()["Rules"]["DefaultModelIsKnown"]["Assertions"]
+    assert assertion["Assert"]["Fn::Contains"][0] == list(catalogue["models"])
 
 
 ADDRESSES = ("OpenAIBaseUrl", "AnthropicBaseUrl", "RunbookUrl", "AlarmEmail")
