@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import batched, islice
 from typing import Annotated, Any
 
 import typer
 
-from backburner.models import Job, JobStatus, Lane
+from backburner.adapters.aws import translated
+from backburner.lifecycle import LEASE_MS
+from backburner.models import EpochMs, JobStatus, Lane
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words, seconds_of
@@ -29,8 +33,16 @@ COUNTS = {
 }
 SWITCH_SECONDS = 180
 POLL_SECONDS = 1.0
+KEYS_MAX = 100
+"""DynamoDB reads so many rows by key in one request."""
 DUE_MAX = 1_000
-"""Unfinished rows that are looked at to find the oldest."""
+"""Rows that a look every few seconds may read: ten requests."""
+SKEW_MS = 5_000
+"""By which clocks may differ."""
+LEFT_MAX = 1_000
+"""So many jobs of a lane are counted while it is waited for; that it is not empty is known from the first."""
+EMPTY_LOOKS = 2
+"""An index is a moment behind, and a row that moves within it may be missed by one look."""
 
 
 def queue_counts(at: Deployment, output: str) -> dict[str, int]:
@@ -76,11 +88,62 @@ def switch(at: Deployment, lane: Lane, *, on: bool, sleep: Callable[[float], Non
     return state
 
 
-def unfinished(desk: Desk, limit: int = DUE_MAX) -> list[Job]:
-    """The rows of unfinished jobs, those due longest first; at most so many are looked at."""
-    store = desk.lifecycle.store
-    rows = (store.get(job_id) for job_id in store.due(2**62, limit))
-    return [row for row in rows if row is not None and not row.status.is_final]
+@dataclass(frozen=True)
+class Row:
+    """What an operator's look at many jobs needs of each."""
+
+    job_id: str
+    lane: Lane
+    status: JobStatus
+    created_at: EpochMs
+
+
+def unfinished_of(at: Deployment, desk: Desk, job_ids: Iterable[str]) -> Iterator[Row]:
+    """The rows of those of the jobs that wait or are being worked on."""
+    now = desk.lifecycle.clock.now()
+    for some in batched(job_ids, KEYS_MAX, strict=False):
+        for item in _read(at, some):
+            row = Row(
+                item["job_id"]["S"],
+                Lane(item["lane"]["S"]),
+                JobStatus(item["status"]["S"]),
+                int(item["created_at"]["N"]),
+            )
+            if not row.status.is_final and int(item["expires_at"]["N"]) > now // 1000:
+                yield row
+
+
+def _read(at: Deployment, job_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows by their ids, as last written, without what was asked and answered."""
+    table = at.outputs["JobsTableName"]
+    names = {f"#{name}": name for name in ("job_id", "lane", "status", "created_at", "expires_at")}
+    asked: Any = {"Keys": [{"job_id": {"S": job_id}} for job_id in job_ids], "ConsistentRead": True,
+                  "ProjectionExpression": ", ".join(names), "ExpressionAttributeNames": names}  # fmt: skip
+    found: list[dict[str, Any]] = []
+    requests = {table: asked}
+    while requests:
+        with translated():
+            reply = at.client("dynamodb").batch_get_item(RequestItems=requests)
+        found += reply["Responses"].get(table, [])
+        requests = reply.get("UnprocessedKeys", {})
+    return found
+
+
+def unfinished(at: Deployment, desk: Desk, lane: Lane) -> Iterator[Row]:
+    """The jobs of a lane that wait or are being worked on: all of them, however many others are due before."""
+    due = desk.lifecycle.store.due(2**62, sys.maxsize)
+    return (row for row in unfinished_of(at, desk, due) if row.lane is lane)
+
+
+def processing(at: Deployment, desk: Desk) -> tuple[int, bool]:
+    """How many jobs are being worked on; and whether that is all of them, or those among the first that are due.
+
+    They are due when their leases end, so whatever waits for later need not be looked at.
+    """
+    soon = desk.lifecycle.clock.now() + LEASE_MS + SKEW_MS
+    due = list(desk.lifecycle.store.due(soon, DUE_MAX))
+    count = sum(row.status is JobStatus.PROCESSING for row in unfinished_of(at, desk, due))
+    return count, len(due) < DUE_MAX
 
 
 # ── Commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,33 +194,44 @@ def drain(
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
     if cancel:
-        waiting = [job for job in unfinished(desk) if job.lane is lane and job.status is JobStatus.QUEUED]
-        confirm(f"Cancel {len(waiting)} waiting jobs of the lane {lane} of {at.name}?", yes=yes)
+        count = sum(row.status is JobStatus.QUEUED for row in unfinished(at, desk, lane))
+        confirm(f"Cancel {count} waiting jobs of the lane {lane} of {at.name}?", yes=yes)
     elif (poller := pollers(at).get(lane)) is not None and poller.state != "Enabled":
         raise Refused(f"The lane {lane} is {poller.state.lower()}: `backburner resume {lane}` first, or --cancel.")
-    ends_at = time.monotonic() + wait
-    with notes.status("") as line:
-        while left := [job for job in unfinished(desk) if job.lane is lane]:
-            if cancel:
-                for job in left:
-                    _cancel_waiting(desk, job)
-            if time.monotonic() >= ends_at:
-                break
-            line.update(f"{len(left)} jobs left, the oldest {in_words(_age(desk, left))} old")
-            time.sleep(POLL_SECONDS)
-    result: Mapping[str, Any] = {"lane": lane, "left": len(left)}
-    show(result, f"The lane {lane} is empty." if not left else f"{len(left)} jobs are left.", as_json=as_json)
+    left = _drained(at, desk, lane, cancel=cancel, ends_at=time.monotonic() + wait)
+    result: Mapping[str, Any] = {"lane": lane, "left": left}
+    show(result, f"The lane {lane} is empty." if not left else f"{left} jobs are left.", as_json=as_json)
     if left:
         raise typer.Exit(1)
 
 
-def _cancel_waiting(desk: Desk, job: Job) -> None:
-    if job.status is JobStatus.QUEUED:
+def _drained(at: Deployment, desk: Desk, lane: Lane, *, cancel: bool, ends_at: float) -> int:
+    """Wait until nothing of the lane is left, but not beyond `ends_at`; how many jobs are left then."""
+    empty_looks = 0
+    with notes.status("") as line:
+        while True:
+            if cancel:
+                for row in unfinished(at, desk, lane):
+                    _cancel_waiting(desk, row)
+            left = list(islice(unfinished(at, desk, lane), LEFT_MAX))
+            empty_looks = 0 if left else empty_looks + 1
+            if empty_looks == EMPTY_LOOKS:
+                return 0
+            if left and time.monotonic() >= ends_at:
+                return sum(1 for _ in unfinished(at, desk, lane))
+            if left:
+                count = f"{len(left)}" if len(left) < LEFT_MAX else f"at least {LEFT_MAX:,}"
+                line.update(f"{count} jobs left, the oldest seen {in_words(_age(desk, left))} old")
+            time.sleep(POLL_SECONDS)
+
+
+def _cancel_waiting(desk: Desk, row: Row) -> None:
+    if row.status is JobStatus.QUEUED:
         try:
-            cancel_job(desk, job.job_id)
+            cancel_job(desk, row.job_id)
         except Refused:
             return  # it has ended meanwhile
 
 
-def _age(desk: Desk, jobs: list[Job]) -> float:
-    return (desk.lifecycle.clock.now() - min(job.created_at for job in jobs)) / 1000
+def _age(desk: Desk, rows: Iterable[Row]) -> float:
+    return (desk.lifecycle.clock.now() - min(row.created_at for row in rows)) / 1000

@@ -17,7 +17,7 @@ from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words
 from cli.jobs import clients_of, newest
-from cli.lanes import QUEUES, pollers, queue_counts, unfinished
+from cli.lanes import QUEUES, pollers, processing, queue_counts
 from cli.limits import gauges, state
 from cli.screen import AsJson, console, show, table
 
@@ -42,7 +42,7 @@ class LaneState:
 def look(at: Deployment, desk: Desk) -> dict[str, Any]:
     """All that `status` shows, as of now."""
     now, known = desk.lifecycle.clock.now(), pollers(at)
-    rows = unfinished(desk)
+    working, all_seen = processing(at, desk)
     lanes = []
     for lane, output in QUEUES.items():
         since, poller = desk.lifecycle.store.oldest_waiting(lane), known.get(lane)
@@ -64,7 +64,8 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
     return {
         "stack": at.name,
         "lanes": lanes,
-        "processing": sum(row.status is JobStatus.PROCESSING for row in rows),
+        "processing": working,
+        "processing_at_least": not all_seen,
         "dead_letters": queue_counts(at, "DeadLetterQueueUrl")["waiting"],
         "untold": queue_counts(at, "NotificationsDeadLetterQueueUrl")["waiting"],
         "failed_last_hour": dict(Counter(job.error.code if job.error else "unknown" for job in failed)),
@@ -82,8 +83,9 @@ def _drawn(seen: dict[str, Any]) -> Group:
     failures = ", ".join(f"{code} {count}" for code, count in seen["failed_last_hour"].items()) or "none"
     unusual = [f"{model}: {said}" for model, said in seen["limits"].items() if said]
     dead = seen["dead_letters"]
+    working = f"{'at least ' if seen['processing_at_least'] else ''}{seen['processing']} jobs being worked on"
     lines = [
-        f"{seen['stack']}, {time.strftime('%H:%M:%S', time.gmtime())} UTC: {seen['processing']} jobs being worked on",
+        f"{seen['stack']}, {time.strftime('%H:%M:%S', time.gmtime())} UTC: {working}",
         f"dead jobs: {dead}" + ("; see `backburner dlq list`" if dead else ""),
         f"notices that no notifier could answer: {seen['untold']}",
         f"failed in the last hour: {failures}",

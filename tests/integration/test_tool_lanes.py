@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import batched
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 from rich.console import Console
 
 from backburner import bootstrap
-from backburner.models import Lane
+from backburner.adapters.dynamodb import attributes
+from backburner.models import Job, JobStatus, Lane
 from cli import lanes, status
+from cli.deployment import Deployment
 from tests.fakes.provider import Behaviour, FakeProvider
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
+from tests.integration.jobs import a_job
 from tests.integration.test_tool_dead import die, printed
 
 
@@ -142,6 +146,85 @@ def test_a_stopped_lane_is_drained_by_cancelling(stack: Stack, tool: Any) -> Non
     assert printed(tool("drain", "bulk", "--cancel", "--yes", "--json"))["left"] == 0
     assert {stack.get(key, job_id).json["status"] for job_id in ids} == {"cancelled"}
     assert stack.get(key, other).json["status"] == "queued"
+
+
+def stored(deployed: Deployed, *jobs: Job) -> None:
+    """Write the rows as they are, many at a time."""
+    client: Any = boto3.client("dynamodb")
+    for some in batched(jobs, 25, strict=False):
+        rows = [{name: getattr(job, name) for name in Job.__dataclass_fields__} for job in some]
+        items = [{k: v for k, v in attributes(row, row["job_id"]).items() if v is not None} for row in rows]
+        client.batch_write_item(
+            RequestItems={deployed.names["JobsTable"]: [{"PutRequest": {"Item": item}} for item in items]}
+        )
+
+
+def queued(number: int, lane: Lane, now: int, **changes: Any) -> Job:
+    """A job that was accepted just now; the lower its number, the longer it is due."""
+    changed = {"due_at": now + number, "deadline_at": now + 86_400_000, "expires_at": now // 1000 + 90_000, **changes}
+    return a_job(job_id=f"job_{lane}_{number}", lane=lane, created_at=now, available_at=now, **changed)
+
+
+def test_a_lane_is_not_empty_because_a_thousand_jobs_of_another_are_due_before(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far down its job stands, it is seen, counted and cancelled."""
+    now = time.time_ns() // 1_000_000
+    others = [queued(number, Lane.STANDARD, now) for number in range(lanes.DUE_MAX + 5)]
+    stored(deployed, *others, queued(50_000, Lane.BULK, now))
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {})
+    late = tool("drain", "bulk", "--for", "0s", "--json")
+    assert (late.exit_code, json.loads(late.stdout)) == (1, {"lane": "bulk", "left": 1})
+    asked = tool("drain", "bulk", "--cancel", input="n\n")
+    assert "Cancel 1 waiting jobs of the lane bulk" in asked.stderr
+    assert printed(tool("drain", "bulk", "--cancel", "--yes", "--json"))["left"] == 0
+    monkeypatch.setattr(lanes, "LEFT_MAX", 10)
+    left = json.loads(tool("drain", "standard", "--for", "0s", "--json").stdout)
+    assert left == {"lane": "standard", "left": len(others)}
+
+
+def test_a_lane_that_looks_empty_is_looked_at_again(
+    stack: Stack, tool: Any, monkeypatch: pytest.MonkeyPatch, pollers: dict[str, str]
+) -> None:
+    """An index is a moment behind: what one look has missed, the next one finds."""
+    stack.post(stack.client(), {"prompt": "a", "priority": "bulk"})
+    seen = lanes.unfinished
+    missed = iter([True])
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {})
+    monkeypatch.setattr(lanes, "unfinished", lambda *given: iter(()) if next(missed, False) else seen(*given))
+    assert json.loads(tool("drain", "bulk", "--for", "0s", "--json").stdout)["left"] == 1
+
+
+def test_an_expired_row_keeps_no_lane_from_being_empty(deployed: Deployed, tool: Any, monkeypatch: Any) -> None:
+    """DynamoDB takes days to remove it, and nobody works on it any more."""
+    now = time.time_ns() // 1_000_000
+    stored(deployed, queued(1, Lane.BULK, now, expires_at=now // 1000 - 1))
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {})
+    assert printed(tool("drain", "bulk", "--json"))["left"] == 0
+
+
+def test_jobs_being_worked_on_are_counted_by_few_requests_and_at_least_where_there_are_more(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog that is not due soon is not read for it."""
+    now = time.time_ns() // 1_000_000
+    running = [queued(n, Lane.STANDARD, now, status=JobStatus.PROCESSING, due_at=now + 20_000) for n in range(110)]
+    backlog = [queued(n, Lane.BULK, now, due_at=now + 300_000) for n in range(150)]
+    stored(deployed, *running, *backlog)
+    read: list[int] = []
+    batches = lanes._read
+
+    def counted(at: Deployment, ids: Sequence[str]) -> list[dict[str, Any]]:
+        read.append(len(ids))
+        return batches(at, ids)
+
+    monkeypatch.setattr(lanes, "_read", counted)
+    told = printed(tool("status", "--json"))
+    assert (told["processing"], told["processing_at_least"], read) == (110, False, [100, 10])
+    monkeypatch.setattr(lanes, "DUE_MAX", 60)
+    told = printed(tool("status", "--json"))
+    assert (told["processing"], told["processing_at_least"]) == (60, True)
+    assert "at least 60 jobs being worked on" in tool("status").stdout
 
 
 def test_a_job_is_followed_to_its_end(
