@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
 from backburner.documents import job_document
 from backburner.errors import JobIsFinal
-from backburner.models import INTERNAL_TARGETS, Client, Job, JobStatus, Lane, NoticeStatus
+from backburner.models import INTERNAL_TARGETS, SLACK, Client, Job, JobStatus, Lane, NoticeStatus
 from backburner.ports import Conflict
 from cli.clients import list_clients
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words
 from cli.retries import DEFAULT_RATE, Edit, EditFrom, changes_wanted, retry_all, told
-from cli.screen import AsJson, Refused, Yes, confirm, progress, show, table
+from cli.screen import AsJson, Refused, Yes, confirm, notes, progress, show, table
 
 app = typer.Typer(no_args_is_help=True, help="Jobs, whosever they are.")
+
+PAGE = 99
+"""The store reads one row more than asked for, to see whether a page follows, and DynamoDB 100 rows by key at once."""
+LOOKED_AT_MAX = 10_000
+"""Jobs of each client that a listing looks at for a rare state or lane: some 200 requests."""
 
 Content = Annotated[bool, typer.Option("--content", help="Also what was asked, and what was answered.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", show_default=False)]
@@ -34,17 +41,52 @@ def find_job(desk: Desk, job_id: str) -> Job:
     return job
 
 
-def newest(desk: Desk, clients: Iterable[str], status: JobStatus | None, limit: int) -> list[Job]:
-    """The newest jobs of these clients, at most so many."""
+@dataclass
+class Listing:
+    """A client's jobs, the newest first, of which at most so many are looked at.
+
+    cut_off: whether it came to its end there, with older ones unseen.
+    """
+
+    desk: Desk
+    client: str
+    most: int
+    cut_off: bool = False
+
+    def __iter__(self) -> Iterator[Job]:
+        """Page by page, as they are asked for."""
+        cursor, looked_at = None, 0
+        while True:
+            page, cursor = self.desk.lifecycle.store.list_by_client(self.client, None, cursor, PAGE)
+            yield from page
+            looked_at += len(page)
+            if cursor is None:
+                return
+            if looked_at >= self.most:
+                self.cut_off = True
+                return
+
+
+def newest(
+    desk: Desk, clients: Iterable[str], limit: int, *, status: JobStatus | None = None, lane: Lane | None = None
+) -> tuple[list[Job], bool]:
+    """The newest jobs of these clients in that state and lane, at most so many.
+
+    And whether that is all there are, but for the limit: a client may have so many that its older ones were not seen.
+    """
     now = desk.lifecycle.clock.now()
-    pages = [desk.lifecycle.store.list_by_client(client, status, None, limit)[0] for client in clients]
-    jobs = heapq.merge(*pages, key=lambda job: job.created_at, reverse=True)
-    return [job for job in jobs if not job.has_expired(now)][:limit]
+    listings = [Listing(desk, client, LOOKED_AT_MAX) for client in clients]
+    jobs = heapq.merge(*listings, key=lambda job: job.created_at, reverse=True)
+    wanted = (
+        job for job in jobs if status in (None, job.status) and lane in (None, job.lane) and not job.has_expired(now)
+    )
+    found = list(islice(wanted, limit))
+    return found, not any(listing.cut_off for listing in listings)
 
 
 def clients_of(at: Deployment) -> list[str]:
-    """The ids of all clients."""
-    return [client.client_id for client in list_clients(at.table("ClientsTableName"))]
+    """The ids of all clients, that of Slack's people among them, which needs no row."""
+    return sorted({SLACK, *(client.client_id for client in list_clients(at.table("ClientsTableName")))})
 
 
 def document(desk: Desk, job: Job, *, content: bool) -> dict[str, Any]:
@@ -110,7 +152,7 @@ def tell_lost(desk: Desk, job_id: str) -> list[str]:
 def list_(
     client: Annotated[str | None, typer.Option(help="Only this client's.", show_default=False)] = None,
     status: Annotated[JobStatus | None, typer.Option(help="Only those in this state.", show_default=False)] = None,
-    lane: Annotated[Lane | None, typer.Option(help="Only this lane's, of those looked at.", show_default=False)] = None,
+    lane: Annotated[Lane | None, typer.Option(help="Only this lane's.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="The most to show.")] = 50,
     stack: StackName = None,
     profile: Profile = None,
@@ -119,8 +161,7 @@ def list_(
     """List the newest jobs."""
     at = Deployment.find(stack, profile)
     desk = desk_of(at)
-    jobs = newest(desk, [client] if client else clients_of(at), status, limit)
-    jobs = [job for job in jobs if lane in (None, job.lane)]
+    jobs, all_seen = newest(desk, [client] if client else clients_of(at), limit, status=status, lane=lane)
     now = desk.lifecycle.clock.now()
     grid = table("!job", "client", "lane", "status", "#attempts", "#age", "error")
     for job in jobs:
@@ -132,7 +173,9 @@ def list_(
          "attempts": job.attempts, "created_at": job.created_at // 1000, "error": job.error and job.error.code}
         for job in jobs
     ]  # fmt: skip
-    show({"jobs": rows}, grid, as_json=as_json)
+    show({"jobs": rows, "all_seen": all_seen}, grid, as_json=as_json)
+    if not all_seen:
+        notes.print(f"Of clients with more, only the newest {LOOKED_AT_MAX:,} jobs were looked at.", markup=False)
 
 
 @app.command("show")

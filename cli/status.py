@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
@@ -12,18 +14,18 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from backburner.models import JobStatus, Lane
+from backburner.models import EpochMs, JobStatus, Lane
 from cli.deployment import Deployment, Profile, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words
-from cli.jobs import clients_of, newest
+from cli.jobs import Listing, clients_of
 from cli.lanes import QUEUES, pollers, processing, queue_counts
 from cli.limits import gauges, state
 from cli.screen import AsJson, console, show, table
 
 FAILURES_SECONDS = 3_600
-FAILURES_MAX = 100
-"""Jobs of each client that are looked at for failures, the newest."""
+FAILURES_MAX = 1_000
+"""Jobs of each client that are looked at for failures, the newest: twenty requests."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,19 @@ class LaneState:
     oldest_seconds: float | None
     poller: str
     concurrency: int | None
+
+
+def failures(desk: Desk, clients: Iterable[str], since: EpochMs) -> tuple[Counter[str], bool]:
+    """How many jobs have failed since then, by code; and whether that is all, however many jobs a client has.
+
+    There is no index of ends: an old job may have failed just now, when an operator had it run again.
+    """
+    found: Counter[str] = Counter()
+    listings = [Listing(desk, client, FAILURES_MAX) for client in clients]
+    for job in chain.from_iterable(listings):
+        if job.status is JobStatus.FAILED and (job.finished_at or 0) > since:
+            found[job.error.code if job.error else "unknown"] += 1
+    return found, not any(listing.cut_off for listing in listings)
 
 
 def look(at: Deployment, desk: Desk) -> dict[str, Any]:
@@ -57,8 +72,7 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
                 concurrency=poller.concurrency if poller else None,
             )
         )
-    recent = newest(desk, clients_of(at), JobStatus.FAILED, FAILURES_MAX)
-    failed = [job for job in recent if (job.finished_at or 0) > now - 1000 * FAILURES_SECONDS]
+    failed, all_failures_seen = failures(desk, clients_of(at), now - 1000 * FAILURES_SECONDS)
     limits = {model: state(gauge, now) for model, gauge in gauges(at.client("dynamodb"),
                                                                   at.outputs["LimitsTableName"]).items()}  # fmt: skip
     return {
@@ -68,7 +82,8 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
         "processing_at_least": not all_seen,
         "dead_letters": queue_counts(at, "DeadLetterQueueUrl")["waiting"],
         "untold": queue_counts(at, "NotificationsDeadLetterQueueUrl")["waiting"],
-        "failed_last_hour": dict(Counter(job.error.code if job.error else "unknown" for job in failed)),
+        "failed_last_hour": dict(failed.most_common()),
+        "failed_last_hour_at_least": not all_failures_seen,
         "limits": limits,
     }
 
@@ -80,7 +95,9 @@ def _drawn(seen: dict[str, Any]) -> Group:
         cells = (lane.waiting, lane.in_flight, lane.delayed)
         at_once = str(lane.concurrency or "")
         grid.add_row(lane.lane, *(str(cell) for cell in cells), oldest, lane.poller.lower(), at_once)
-    failures = ", ".join(f"{code} {count}" for code, count in seen["failed_last_hour"].items()) or "none"
+    counts = ", ".join(f"{code} {count}" for code, count in seen["failed_last_hour"].items())
+    if seen["failed_last_hour_at_least"]:
+        counts = f"at least {counts}" if counts else f"none of each client's newest {FAILURES_MAX:,} jobs"
     unusual = [f"{model}: {said}" for model, said in seen["limits"].items() if said]
     dead = seen["dead_letters"]
     working = f"{'at least ' if seen['processing_at_least'] else ''}{seen['processing']} jobs being worked on"
@@ -88,7 +105,7 @@ def _drawn(seen: dict[str, Any]) -> Group:
         f"{seen['stack']}, {time.strftime('%H:%M:%S', time.gmtime())} UTC: {working}",
         f"dead jobs: {dead}" + ("; see `backburner dlq list`" if dead else ""),
         f"notices that no notifier could answer: {seen['untold']}",
-        f"failed in the last hour: {failures}",
+        f"failed in the last hour: {counts or 'none'}",
         "limits: " + ("; ".join(unusual) or "nothing unusual"),
     ]
     return Group(Text(lines[0]), grid, *(Text(line) for line in lines[1:]))

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from backburner import bootstrap
 from backburner.adapters.dynamodb import attributes
-from backburner.models import Job, JobStatus, Lane
-from cli import lanes, status
+from backburner.models import Failure, Job, JobStatus, Lane
+from cli import jobs, lanes, status
 from cli.deployment import Deployment
 from tests.fakes.provider import Behaviour, FakeProvider
 from tests.integration.deployed import Deployed
@@ -225,6 +225,46 @@ def test_jobs_being_worked_on_are_counted_by_few_requests_and_at_least_where_the
     told = printed(tool("status", "--json"))
     assert (told["processing"], told["processing_at_least"]) == (60, True)
     assert "at least 60 jobs being worked on" in tool("status").stdout
+
+
+def test_failures_of_the_last_hour_are_all_counted_or_said_to_be_at_least_so_many(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of Slack's people too, who need no row among the clients."""
+    now = time.time_ns() // 1_000_000
+    failed = {
+        "status": JobStatus.FAILED,
+        "finished_at": now - 1,
+        "due_at": None,
+        "error": Failure("timeout", "", retryable=True),
+    }
+    stored(deployed, *(queued(n, Lane.BULK, now - n, client_id="slack", **failed) for n in range(130)))
+    stored(deployed, queued(1, Lane.STANDARD, now, client_id="slack", **failed | {"finished_at": now - 3_700_000}))
+    told = printed(tool("status", "--json"))
+    assert (told["failed_last_hour"], told["failed_last_hour_at_least"]) == ({"timeout": 130}, False)
+    assert "failed in the last hour: timeout 130" in tool("status").stdout
+    monkeypatch.setattr(status, "FAILURES_MAX", 99)
+    told = printed(tool("status", "--json"))
+    assert (told["failed_last_hour"], told["failed_last_hour_at_least"]) == ({"timeout": 98}, True)
+    assert "failed in the last hour: at least timeout 98" in tool("status").stdout
+
+
+def test_a_rare_lane_and_a_rare_state_are_found_behind_others(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit counts what is shown; what was not looked at is said."""
+    now = time.time_ns() // 1_000_000
+    stored(deployed, *(queued(n, Lane.STANDARD, now - n, client_id="slack") for n in range(210)))
+    old = queued(1, Lane.BULK, now - 9_999, client_id="slack", status=JobStatus.CANCELLED, due_at=None)
+    stored(deployed, old)
+    for filters in (("--lane", "bulk"), ("--status", "cancelled"), ("--lane", "bulk", "--client", "slack")):
+        listed = printed(tool("jobs", "list", *filters, "--limit", "3", "--json"))
+        assert ([job["job_id"] for job in listed["jobs"]], listed["all_seen"]) == ([old.job_id], True)
+    assert len(printed(tool("jobs", "list", "--limit", "205", "--json"))["jobs"]) == 205
+    monkeypatch.setattr(jobs, "LOOKED_AT_MAX", 150)
+    cut_off = tool("jobs", "list", "--lane", "bulk", "--json")
+    assert json.loads(cut_off.stdout) == {"jobs": [], "all_seen": False}
+    assert "only the newest 150 jobs" in cut_off.stderr
 
 
 def test_a_job_is_followed_to_its_end(
