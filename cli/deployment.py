@@ -39,6 +39,7 @@ class Deployment:
         self.session = session
         self.local = local
         self._clients: dict[str, Any] = {}
+        self._queue_arns: dict[str, str] = {}
 
     @classmethod
     def find(cls, stack: str | None, profile: str | None) -> Deployment:
@@ -82,6 +83,14 @@ class Deployment:
         """The boto3 Table that an output names."""
         endpoint_url = None if self.local is None else self.local["endpoint_url"]
         return self.session.resource("dynamodb", endpoint_url=endpoint_url).Table(self.outputs[output])
+
+    def queue_arn(self, output: str) -> str:
+        """The ARN of the queue whose URL an output holds, asked for once."""
+        if output not in self._queue_arns:
+            url = self.outputs[output]
+            reply = self.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+            self._queue_arns[output] = reply["Attributes"]["QueueArn"]
+        return self._queue_arns[output]
 
 
 def _running_locally() -> Mapping[str, Any] | None:

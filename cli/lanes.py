@@ -61,16 +61,15 @@ class Poller:
 
 
 def pollers(at: Deployment) -> dict[Lane, Poller]:
-    """Each lane's poller."""
+    """Each lane's poller: asked for by its queue, since the worker may be reached by an alias or without one."""
     pages = at.client("lambda").get_paginator("list_event_source_mappings")
-    found: dict[str, Poller] = {}
-    for page in pages.paginate(FunctionName=at.outputs["WorkerFunctionName"]):
-        for mapping in page["EventSourceMappings"]:
-            concurrency = mapping.get("ScalingConfig", {}).get("MaximumConcurrency")
-            name = mapping["EventSourceArn"].rpartition(":")[2]  # the ARN and the URL of a queue both end in its name
-            found[name] = Poller(mapping["UUID"], mapping["State"], concurrency)
-    urls = {lane: at.outputs[output] for lane, output in QUEUES.items()}
-    return {lane: found[name] for lane, url in urls.items() if (name := url.rpartition("/")[2]) in found}
+    found: dict[Lane, Poller] = {}
+    for lane, output in QUEUES.items():
+        for page in pages.paginate(EventSourceArn=at.queue_arn(output)):
+            for mapping in page["EventSourceMappings"]:
+                concurrency = mapping.get("ScalingConfig", {}).get("MaximumConcurrency")
+                found[lane] = Poller(mapping["UUID"], mapping["State"], concurrency)
+    return found
 
 
 def switch(at: Deployment, lane: Lane, *, on: bool, sleep: Callable[[float], None] = time.sleep) -> str:

@@ -76,6 +76,35 @@ def test_a_poller_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert (calls, slept) == ([{"UUID": "u-1", "Enabled": False}], [lanes.POLL_SECONDS] * 2)
 
 
+def test_a_poller_of_an_alias_is_found() -> None:
+    """With gradual deployments a queue leads to the alias, which Lambda does not list under the function's name."""
+    mapping = {
+        "UUID": "u-1",
+        "State": "Enabled",
+        "EventSourceArn": "arn:bulk",
+        "FunctionArn": "arn:aws:lambda:eu-central-1:1:function:worker:live",
+        "ScalingConfig": {"MaximumConcurrency": 2},
+    }
+
+    def paginate(**by: str) -> list[dict[str, Any]]:
+        return [{"EventSourceMappings": [mapping] if by == {"EventSourceArn": "arn:bulk"} else []}]
+
+    paginator = SimpleNamespace(paginate=paginate)
+    arns = {"bulk": "arn:bulk"}
+
+    def attributes_of(QueueUrl: str, **_: Any) -> dict[str, Any]:  # noqa: N803  AWS's name
+        return {"Attributes": {"QueueArn": arns.get(QueueUrl, "arn:other")}}
+
+    at = Deployment("backburner", None)  # type: ignore[arg-type]
+    at.__dict__["outputs"] = {output: lane.value for lane, output in lanes.QUEUES.items()}
+    at.__dict__["outputs"]["WorkerFunctionName"] = "worker"
+    at._clients = {
+        "lambda": SimpleNamespace(get_paginator=lambda _: paginator),
+        "sqs": SimpleNamespace(get_queue_attributes=attributes_of),
+    }
+    assert lanes.pollers(at) == {Lane.BULK: lanes.Poller("u-1", "Enabled", 2)}
+
+
 def test_status_tells_lanes_limits_and_failures(stack: Stack, tool: Any, provider: FakeProvider) -> None:
     """Once where there is no terminal."""
     key = stack.client("bob")
