@@ -18,6 +18,7 @@ GRADUAL = ("ingest", "status", "slack", "worker", "notifier", "repair")
 """Functions that SAM's events lead to, so that they can lead to the alias. The others change at once."""
 ROLLBACK_ALARMS = (
     "EndpointErrorsAlarm",
+    "EndpointErrorRateAlarm",
     "IngestErrorsAlarm",
     "StatusErrorsAlarm",
     "SlackErrorsAlarm",

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from local.deployment import shell_variables
+from local.state import build_architecture
 from tests.e2e.conftest import Fake, Stack, Workspace, until
+from tests.fakes.receiver import Receiver, Step
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 RUNBOOK = ROOT / "docs" / "runbook.md"
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+) -->\n)?```sh\n(?P<commands>.*?)```", re.DOTALL)
-NOT_RUN_MAX = 5
-SECONDS_MAX = 60
-HERE = 'aws() { command aws --endpoint-url "$AWS_ENDPOINT_URL" "$@"; }'
-"""The CLI takes SQS's address from nowhere else."""
+NOT_RUN_MAX = 1
+SECONDS_MAX = 300
+HERE = """aws() {
+    local at=$AWS_ENDPOINT_URL
+    [[ $1 != service-quotas ]] || at=$QUOTAS_URL
+    command aws --endpoint-url "$at" "$@"
+}"""
+"""The CLI takes SQS's address from nowhere else; and the emulator has no quotas."""
+ELSEWHERE = ("git checkout", "sam delete")
+"""Commands that change the stack itself run on one of their own."""
+GIT = ("git", "-c", "user.name=runbook", "-c", "user.email=runbook@example.com")
+SECRET = "whsec_ZXhhbXBsZS1rZXktMDEyMzQ1Njc4OWFiY2RlZg=="
+KEPT = ("JobsTable", "ClientsTable", "LimitsTable", "ConnectionsTable")
 OPS = "C0000OPS1"
 STACK_NAME = "backburner-local"
 
@@ -47,6 +63,10 @@ def blocks() -> list[Block]:
     return found
 
 
+def _is_run_here(block: Block) -> bool:
+    return not block.why_not and not any(word in block.commands for word in ELSEWHERE)
+
+
 def named(block: Block) -> str:
     """For pytest."""
     return f"{block.heading}: {block.commands.strip().splitlines()[0][:40]}"
@@ -56,34 +76,92 @@ PREAMBLE, *COMMANDS = blocks()
 
 
 @pytest.fixture(scope="module")
-def shell(stack: Stack, fake: Fake) -> Iterator[dict[str, str]]:
-    """What the commands find: the tools on the path, the stack, and the job, client and model that they are about."""
-    mark = f"mark-{uuid.uuid4().hex}"
+def quotas() -> Iterator[tuple[str, list[Any]]]:
+    """What stands for Service Quotas: its address, and what it was asked for."""
+    asked: list[Any] = []
+
+    class Quotas(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.headers["X-Amz-Target"], body))
+            reply = json.dumps({"RequestedQuota": {**body, "Status": "PENDING"}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quotas) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of the project as its engineers have it, with what `make setup` made."""
+    folder = tmp_path_factory.mktemp("checkout") / "backburner"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True, timeout=60)
+    (folder / ".local").symlink_to(ROOT / ".local")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shell(
+    stack: Stack, fake: Fake, quotas: tuple[str, list[Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """What the commands find: the tools on the path, the stack, and the jobs, client and model that they are about."""
+    mark, refused = (f"mark-{uuid.uuid4().hex}" for _ in range(2))
     fake.script(mark, {"text": "an answer"})
-    job_id = stack.submit(prompt=mark)["job_id"]
-    stack.ended(job_id)
-    found = {
-        "PATH": f"{ROOT / '.local' / 'bin'}:{os.environ['PATH']}",
-        "HOME": os.environ.get("HOME", "/tmp"),
-        "BACKBURNER_STACK_FILE": os.environ["BACKBURNER_STACK_FILE"],
-        "BACKBURNER_STACK_NAME": STACK_NAME,
-        "AWS_ENDPOINT_URL": stack.endpoint_url,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": stack.region,
-        "AWS_PAGER": "",
-        "JOB": job_id,
-        "CLIENT": "runbook",
-        "MODEL": "gpt-5.4",
-        "NEW_KEY": "fake-openai-key",
-        "PATIENCE": "5s",
-        "RESTORED": stack.outputs["JobsTableName"],
-    }
-    looked_up = run('printf %s "$resources"', found)
-    assert looked_up.returncode == 0, looked_up.stderr
-    yield found | {"resources": looked_up.stdout}  # once for all commands
+    fake.script(refused, {"status": 401})
+    with Receiver() as receiver, Receiver(default=Step(410)) as gone:
+        job_id, untold = (
+            stack.submit(prompt=mark, webhook={"url": each.url, "secret": SECRET})["job_id"]
+            for each in (receiver, gone)
+        )
+        dead, unwanted = (stack.submit(prompt=refused)["job_id"] for _ in range(2))
+        for each in (job_id, untold, dead, unwanted):
+            stack.ended(each)
+        until(
+            lambda: "given_up" in str(stack.job(untold)["deliveries"]), 30, lambda: f"not given up: {stack.job(untold)}"
+        )
+        secret = json.loads(_secret(stack, "ProviderSecretArn"))
+        found = {
+            **shell_variables(stack.endpoint_url),
+            "PATH": f"{ROOT / '.local' / 'bin'}:{os.environ['PATH']}",
+            "HOME": os.environ.get("HOME", "/tmp"),
+            "TMPDIR": str(tmp_path_factory.mktemp("scratch")),
+            "BACKBURNER_STACK_FILE": os.environ["BACKBURNER_STACK_FILE"],
+            "BACKBURNER_STACK_NAME": STACK_NAME,
+            "AWS_PAGER": "",
+            "QUOTAS_URL": quotas[0],
+            "EDITOR": f"sed -i s/{refused}/{mark}/",
+            "JOB": job_id,
+            "UNTOLD": untold,
+            "DEAD": dead,
+            "CLIENT": "runbook",
+            "MODEL": "gpt-5.4",
+            "NEW_KEY": secret["openai_api_key"],
+            "NEW_TOKEN": secret["slack_bot_token"],
+            "NEW_SIGNING_SECRET": secret["slack_signing_secret"],
+            "KEPT_KEY": stack.outputs["WebhookKeySecretArn"],
+            "PATIENCE": "5s",
+            "DAYS": "1",
+            "INSTANT": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        looked_up = run('printf %s "$resources"', found)
+        assert looked_up.returncode == 0, looked_up.stderr
+        yield found | {"resources": looked_up.stdout}  # once for all commands
     for lane in ("bulk",):
         _resume(stack, lane)
+
+
+def _secret(stack: Stack, output: str) -> str:
+    value: str = stack.aws("secretsmanager").get_secret_value(SecretId=stack.outputs[output])["SecretString"]
+    return value
 
 
 def _resume(stack: Stack, lane: str) -> None:
@@ -95,12 +173,12 @@ def _resume(stack: Stack, lane: str) -> None:
             functions.update_event_source_mapping(UUID=mapping["UUID"], Enabled=True)
 
 
-def run(commands: str, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(commands: str, shell: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run commands after those that all begin with."""
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"{HERE}\n{PREAMBLE.commands}\n{commands}"],
         env=shell,
-        cwd=ROOT,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -125,17 +203,54 @@ def known_client(stack: Stack, shell: dict[str, str]) -> None:
 
 
 @pytest.mark.usefixtures("known_client")
-@pytest.mark.parametrize("block", [block for block in COMMANDS if not block.why_not], ids=named)
-def test_a_runbooks_commands_do_what_they_say(block: Block, shell: dict[str, str]) -> None:
+@pytest.mark.parametrize("block", [block for block in COMMANDS if _is_run_here(block)], ids=named)
+def test_a_runbooks_commands_do_what_they_say(
+    block: Block, shell: dict[str, str], clone: Path, quotas: tuple[str, list[Any]]
+) -> None:
     """They end well, and what should be shown is shown."""
-    done = run(block.commands, shell)
+    done = run(block.commands, shell, clone)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     if block.heading == "Queries":
         told = [
             message for message in ("job_accepted", "job_claimed", "call_ended", "job_ended") if message in done.stdout
         ]
         assert told == ["job_accepted", "job_claimed", "call_ended", "job_ended"], done.stdout
+    if "request-service-quota-increase" in block.commands:
+        wanted = {"ServiceCode": "lambda", "QuotaCode": "L-B99A9384", "DesiredValue": 200.0}
+        assert quotas[1] == [("ServiceQuotasV20190624.RequestServiceQuotaIncrease", wanted)]
     assert done.stdout.strip() or "purge-queue" in block.commands, "nothing is shown"
+
+
+def test_a_bad_deploy_is_taken_back_and_a_stack_is_removed_without_its_data(
+    stack: Stack, shell: dict[str, str], clone: Path
+) -> None:
+    """On a stack of its own, from a checkout whose last commit is the bad one."""
+    config = clone / "samconfig.toml"
+    # What the emulator cannot have, or has otherwise.
+    here = f'"CompositeAlarms=false", "Architecture={build_architecture()}",'
+    config.write_text(config.read_text().replace('"LogRetentionDays=90",', f'"LogRetentionDays=90", {here}', 1))
+    subprocess.run([*GIT, "commit", "--quiet", "-am", "Deploys here"], cwd=clone, check=True, timeout=60)
+    good = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True).stdout
+    (clone / "template.yaml").write_text("Resources: {}\n")
+    subprocess.run([*GIT, "commit", "--quiet", "-am", "A bad one"], cwd=clone, check=True, timeout=60)
+
+    [back] = [block for block in COMMANDS if "git checkout" in block.commands]
+    done = run(back.commands, shell | {"LAST_GOOD": good.strip()}, clone)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    described = stack.aws("cloudformation").describe_stack_resources(StackName="backburner-prod")["StackResources"]
+    names = {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in described}
+    outputs = stack.aws("cloudformation").describe_stacks(StackName="backburner-prod")["Stacks"][0]["Outputs"]
+    assert any(each["OutputKey"] == "ApiUrl" for each in outputs)
+
+    [away] = [block for block in COMMANDS if "sam delete" in block.commands]
+    done = run(away.commands, shell | {"BACKBURNER_STACK_NAME": "backburner-prod"}, clone)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    tables = stack.aws("dynamodb").list_tables()["TableNames"]
+    assert {names[table] for table in KEPT} <= set(tables)
+    assert names["PayloadsBucket"] in {bucket["Name"] for bucket in stack.aws("s3").list_buckets()["Buckets"]}
+    assert stack.aws("secretsmanager").get_secret_value(SecretId=names["WebhookKeySecret"])["SecretString"]
+    functions = stack.aws("lambda").list_functions()["Functions"]
+    assert names["WorkerFunction"] not in {function["FunctionName"] for function in functions}
 
 
 # ── Alarms ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -273,3 +273,14 @@ def test_a_jobs_whole_road_is_noted_with_its_requests_id() -> None:
     assert house.journal.named("job_claimed")[0].items() >= about.items()
     assert house.journal.subjects == [about, about]  # the worker's, within which it calls and ends; the notifier's
     assert house.notices.traces == [trail.trace]
+
+
+def test_the_runbooks_queries_ask_for_fields_that_lines_have() -> None:
+    """By the names that the log has; Logs Insights shows nothing of others, and no error."""
+    runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+    queries = re.findall(r'^filter message = "(\w+)" \| stats (.+)$', runbook, re.MULTILINE)
+    known = {"call_ended": CALL, "job_ended": {**END, "status": "failed", "code": "timeout"}}
+    assert {event for event, _ in queries} == known.keys()
+    for event, stats in queries:
+        asked = set(re.findall(r"[a-z_]+", stats)) - {"count", "sum", "pct", "by", "e"}
+        assert asked <= known[event].keys(), f"{event} has no {asked - known[event].keys()}"
