@@ -13,7 +13,7 @@ from backburner.limits import limit_of
 from backburner.models import DIMENSIONS, EpochMs, Gauge, Limits, ModelInfo
 from backburner.ports import Stale
 from backburner.pricing import PriceList
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.screen import AsJson, Refused, show, table
 
 PREFIX = "model#"
@@ -63,6 +63,17 @@ def state(gauge: Gauge, now: EpochMs) -> str:
     return ", ".join(words)
 
 
+def numbers(gauge: Gauge, now: EpochMs) -> dict[str, float]:
+    """The same as numbers; nothing is unusual where the share is 1 and the others are 0."""
+    ahead = max(gauge.cursors.values(), default=0) / 1000 - now
+    return {
+        "held_seconds": max(0.0, (gauge.held_until - now) / 1000),
+        "share": gauge.share,
+        "strikes": gauge.strikes,
+        "reserved_seconds": max(0.0, ahead / 1000),
+    }
+
+
 def gauges(client: Any, limits_table: str) -> dict[str, Gauge]:
     """The rows of all models that have been called or configured, by model. client: a low-level DynamoDB client."""
     store = LimitsTable(client, limits_table)
@@ -72,16 +83,23 @@ def gauges(client: Any, limits_table: str) -> dict[str, Gauge]:
     return {model: gauge for model, gauge in found.items() if gauge is not None}
 
 
-def change(client: Any, limits_table: str, model: str, limits: dict[str, int | None], burst_ms: int | None) -> Gauge:
+def change(
+    client: Any,
+    limits_table: str,
+    model: str,
+    limits: dict[str, int | None],
+    burst_ms: int | None,
+    catalogue: PriceList | None = None,
+) -> Gauge:
     """Set an operator's limits of a model; None takes one back. In force from the model's next call.
 
-    client: a low-level DynamoDB client. Raises Refused for a model that the shipped catalogue lacks and that has no
-    row, since it is probably misspelt.
+    client: a low-level DynamoDB client. catalogue: the deployment's; None: the shipped one. Raises Refused for a model
+    that it lacks and that has no row, since it is probably misspelt.
     """
     store = LimitsTable(client, limits_table)
     name = f"{PREFIX}{model}"
     current = store.read(name)
-    if current is None and PriceList.load().find(model) is None:
+    if current is None and (catalogue or PriceList.load()).find(model) is None:
         raise Refused(f"no model {model!r} in the catalogue, and none of that name has been called yet")
     for _ in range(TRIES):
         old = current or Gauge(name)
@@ -110,11 +128,13 @@ def _unknown(name: str) -> ModelInfo:
 
 
 @app.command("show")
-def show_limits(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+def show_limits(
+    stack: StackName = None, profile: Profile = None, region: Region = None, as_json: AsJson = False
+) -> None:
     """Show each model's limits per minute, where they come from, and what holds it up now."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
+    catalogue, now = at.catalogue, time.time_ns() // 1_000_000
     rows = gauges(at.client("dynamodb"), at.outputs["LimitsTableName"])
-    catalogue, now = PriceList.load(at.parameters.get("ExtraModels", "")), time.time_ns() // 1_000_000
     models = [catalogue.find(name) or _unknown(name) for name in sorted({*catalogue.names(), *rows})]
     lines = [line for model in models for line in shown(model, rows.get(model.name, Gauge(model.name)))]
     states = {name: state(row, now) for name, row in rows.items()}
@@ -123,7 +143,8 @@ def show_limits(stack: StackName = None, profile: Profile = None, as_json: AsJso
         cells = (line.catalogue, line.operator, line.provider, line.in_force)
         grid.add_row(line.model, line.dimension.replace("_", " "), *(f"{c:,.0f}" if c else "" for c in cells))
     said = [f"{name}: {text or 'nothing reserved'}" for name, text in states.items()]
-    show({"limits": lines, "state": states}, grid, *said, as_json=as_json)
+    now_used = {name: numbers(row, now) for name, row in rows.items()}
+    show({"limits": lines, "state": states, "numbers": now_used}, grid, *said, as_json=as_json)
 
 
 @app.command("set")
@@ -136,6 +157,7 @@ def set_limits(
     burst_ms: Annotated[int | None, typer.Option(min=0, max=60_000, help="How far calls may bunch together.")] = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Set a model's limits, in force from its next call. `tokens` is input and output together, as OpenAI counts."""
@@ -143,7 +165,8 @@ def set_limits(
     wanted = {name: value or None for name, value in given.items() if value is not None}
     if not wanted and burst_ms is None:
         raise Refused("Say what to set, such as --requests 500.")
-    at = Deployment.find(stack, profile)
-    gauge = change(at.client("dynamodb"), at.outputs["LimitsTableName"], model, wanted, burst_ms)
+    at = Deployment.find(stack, profile, region)
+    catalogue, table_name = at.catalogue, at.outputs["LimitsTableName"]
+    gauge = change(at.client("dynamodb"), table_name, model, wanted, burst_ms, catalogue)
     now = {"model": model, "operator": gauge.limits, "burst_ms": gauge.burst_ms}
     show(now, f"{model}: set. `backburner limits show` tells what is in force.", as_json=as_json)

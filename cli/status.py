@@ -15,12 +15,12 @@ from rich.live import Live
 from rich.text import Text
 
 from backburner.models import EpochMs, JobStatus, Lane
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words
 from cli.jobs import Listing, clients_of
 from cli.lanes import QUEUES, pollers, processing, queue_counts
-from cli.limits import gauges, state
+from cli.limits import gauges, numbers, state
 from cli.screen import AsJson, console, show, table
 
 FAILURES_SECONDS = 3_600
@@ -73,8 +73,7 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
             )
         )
     failed, all_failures_seen = failures(desk, clients_of(at), now - 1000 * FAILURES_SECONDS)
-    limits = {model: state(gauge, now) for model, gauge in gauges(at.client("dynamodb"),
-                                                                  at.outputs["LimitsTableName"]).items()}  # fmt: skip
+    rows = gauges(at.client("dynamodb"), at.outputs["LimitsTableName"])
     return {
         "stack": at.name,
         "lanes": lanes,
@@ -84,7 +83,8 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
         "untold": queue_counts(at, "NotificationsDeadLetterQueueUrl")["waiting"],
         "failed_last_hour": dict(failed.most_common()),
         "failed_last_hour_at_least": not all_failures_seen,
-        "limits": limits,
+        "limits": {model: state(gauge, now) for model, gauge in rows.items()},
+        "limit_numbers": {model: numbers(gauge, now) for model, gauge in rows.items()},
     }
 
 
@@ -116,10 +116,11 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Look once, as without a terminal.")] = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Show lanes, limits and failures, until you interrupt it. What SQS counts is approximate."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     seen = look(at, desk)
     if once or as_json or not console.is_terminal:
