@@ -19,7 +19,7 @@ from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.secrets import FernetSeals
 from backburner.models import SLACK, WEBHOOK_SECRET_PREFIX, ClientLimits, EpochMs
 from backburner.ports import Seals
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.screen import AsJson, Refused, Yes, confirm, show, table
 
 CLIENT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -259,10 +259,11 @@ def create(
     usd_per_day: UsdPerDay = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a client and print its API key, which is kept nowhere else."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     clients, api_url = at.table("ClientsTableName"), at.outputs["ApiUrl"]
     wanted = ClientLimits(**_given(requests_per_minute, tokens_per_day, usd_per_day))
     key = create_client(clients, client_id, name or client_id, _now(), background=background, limits=wanted)
@@ -277,9 +278,9 @@ def create(
 
 
 @app.command("list")
-def list_(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+def list_(stack: StackName = None, profile: Profile = None, region: Region = None, as_json: AsJson = False) -> None:
     """List the clients, with their limits and the number of their keys."""
-    found = list_clients(Deployment.find(stack, profile).table("ClientsTableName"))
+    found = list_clients(Deployment.find(stack, profile, region).table("ClientsTableName"))
     grid = table("client", "name", "#keys", "#disabled", "newest key", "limits")
     for client in found:
         made = time.strftime("%Y-%m-%d", time.gmtime((client.newest_key_at or 0) / 1000))
@@ -302,23 +303,30 @@ def limits(
     usd_per_day: UsdPerDay = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Set a client's limits, in force within half a minute. The client `slack` is all people in Slack."""
     wanted = _given(requests_per_minute, tokens_per_day, usd_per_day)
     if not wanted:
         raise Refused("Say what to set, such as --requests-per-minute 60.")
-    now = limit_client(Deployment.find(stack, profile).table("ClientsTableName"), client_id, wanted)
+    now = limit_client(Deployment.find(stack, profile, region).table("ClientsTableName"), client_id, wanted)
     show(now, f"{client_id}: {_in_words(now)}", as_json=as_json)
 
 
 @app.command("rotate")
-def rotate(client_id: ClientId, stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+def rotate(
+    client_id: ClientId,
+    stack: StackName = None,
+    profile: Profile = None,
+    region: Region = None,
+    as_json: AsJson = False,
+) -> None:
     """Give a client another API key and print it, once. The old ones work until you disable them.
 
     When nobody uses them any more: `backburner clients disable CLIENT --old-keys`.
     """
-    key = rotate_key(Deployment.find(stack, profile).table("ClientsTableName"), client_id, _now())
+    key = rotate_key(Deployment.find(stack, profile, region).table("ClientsTableName"), client_id, _now())
     show(
         {"client_id": client_id, "api_key": key},
         f"{client_id} may now use this key too. Keep it safe: it is not stored and cannot be shown again.",
@@ -335,10 +343,11 @@ def disable(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Disable a client's API keys, in force within half a minute. Its jobs go on; `clients rotate` lets it in again."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     which = "all keys but the newest" if old_keys else "ALL keys"
     confirm(f"Disable {which} of {client_id} on {at.name}?", yes=yes)
     count = disable_keys(at.table("ClientsTableName"), client_id, all_but_newest=old_keys)
@@ -351,10 +360,11 @@ def rotate_secret(
     grace_hours: Annotated[float, typer.Option(min=0, max=720, help="How long the one before stays valid too.")] = 24,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a client a new webhook secret and print it, once. Until the one before ends, both sign."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     clients = ClientsTable(at.client("dynamodb"), at.outputs["ClientsTableName"])
     seals = FernetSeals(lambda: at.client("secretsmanager"), at.outputs["WebhookKeySecretArn"])
     secret = rotate_webhook_secret(clients, seals, client_id, now=_now(), grace_ms=round(grace_hours * 3_600_000))

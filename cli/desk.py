@@ -6,11 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from backburner import bootstrap
 from backburner.lifecycle import Lifecycle
 from backburner.redrive import Redrive
 from backburner.submission import Submission
 from cli.deployment import Deployment
+from cli.screen import Refused, first_fault
 
 
 class _Silence:
@@ -38,6 +41,11 @@ class Desk:
 
 
 def desk_of(at: Deployment) -> Desk:
-    """The core, with the settings that the deployed functions have."""
-    deployed = at.client("lambda").get_function_configuration(FunctionName=at.outputs["StatusFunctionName"])
-    return Desk(*bootstrap.operator(deployed["Environment"]["Variables"], at.client, _Silence()))
+    """The core, with the settings that the deployed functions have. Raises Refused if these cannot be read."""
+    name, _ = at.outputs["StatusFunctionName"], at.catalogue  # the latter says what is wrong in the parameter's name
+    deployed = at.client("lambda").get_function_configuration(FunctionName=name)
+    try:
+        return Desk(*bootstrap.operator(deployed.get("Environment", {}).get("Variables", {}), at.client, _Silence()))
+    except ValidationError as error:
+        fault = first_fault(error)
+        raise Refused(f"The settings of {name} are not as expected: {fault}. Deploy again, this version.") from error

@@ -12,7 +12,7 @@ import typer
 from backburner.models import EpochMs, JobStatus, Lane
 from backburner.ports import Conflict
 from backburner.redrive import Dead
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words, seconds_of
 from cli.jobs import Content, find_job, show_job
@@ -159,10 +159,11 @@ def list_(
     older_than: OlderThan = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the dead jobs, grouped by what they died of. The letters stay where they are."""
-    desk = desk_of(Deployment.find(stack, profile))
+    desk = desk_of(Deployment.find(stack, profile, region))
     dead, settled = look(desk, _filter(None, cause, match, client, lane, older_than))
     found = groups(dead, desk.lifecycle.clock.now())
     grid = table("!cause", "", "#jobs", "#oldest", "#newest", "lanes", "clients", "for example")
@@ -194,10 +195,11 @@ def show_(
     content: Content = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a dead job: what it died of, and every attempt."""
-    desk = desk_of(Deployment.find(stack, profile))
+    desk = desk_of(Deployment.find(stack, profile, region))
     job = find_job(desk, job_id)
     if job.status is not JobStatus.FAILED:
         raise Refused(f"{job_id} is {job.status}; see `backburner jobs show {job_id}`")
@@ -224,6 +226,7 @@ def retry(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Run dead jobs again, as they are or mended. Each runs once, however often it is retried.
@@ -233,7 +236,7 @@ def retry(
     wanted = _filter(job_ids, cause, match, client, lane, older_than)
     if wanted.is_empty and not all_:
         raise Refused("Say which: job ids, --cause, --match, --client, --lane, --older-than, or --all.")
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     jobs = [(dead.job, dead.cause) for dead in look(desk, wanted)[0] if dead.job is not None and dead.letter.reason]
     if not jobs and wanted.job_ids:
@@ -264,13 +267,14 @@ def discard(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Give up dead jobs for good: they stay failed, as their clients were told, and nothing runs them again."""
     wanted = _filter(job_ids, cause, match, client, lane, older_than)
     if wanted.is_empty and not all_:
         raise Refused("Say which: job ids, --cause, --match, --client, --lane, --older-than, or --all.")
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     dead, _ = look(desk, wanted)
     if not dead and wanted.job_ids:

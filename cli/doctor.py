@@ -15,14 +15,22 @@ from typing import Any
 
 import typer
 import yaml
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
 from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError
 from slack_sdk.signature import SignatureVerifier
 
-from backburner.pricing import PriceList
-from cli.deployment import Deployment, Profile, StackName
-from cli.screen import AsJson, show, table
+from cli.deployment import NO_CREDENTIALS, NO_REGION, Deployment, Profile, Region, StackName
+from cli.screen import AsJson, Refused, show, table
 from cli.secrets import NAMES, read_secret
 
 MANIFEST = Path(__file__).parents[1] / "docs" / "slack-manifest.yaml"
@@ -40,6 +48,13 @@ NO_SIGNING_SECRET = (
     (re.compile(r"[A-Za-z0-9]{24}"), "the verification token"),
 )
 """What else Slack shows there, by its form. The client secret has the signing secret's own."""
+LAPSED = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException",
+     "SignatureDoesNotMatch"}
+)  # fmt: skip
+"""What AWS says to credentials that are none, or none any more."""
+SCHEDULE = "RepairFunctionEveryMinute"
+"""The rule that SAM makes of the repairer's event."""
 DRIFT_LOOKS_MAX, DRIFT_PAUSE_SECONDS = 30, 2.0
 
 
@@ -140,6 +155,43 @@ def _token(token: str, slack_url: str) -> list[Finding]:
 def check_caller(at: Deployment) -> Sequence[Finding]:
     """Whose credentials these are."""
     return [Finding("AWS credentials", True, at.client("sts").get_caller_identity()["Arn"])]
+
+
+def check_models(at: Deployment) -> Sequence[Finding]:
+    """The models that jobs are asked of unless they say otherwise, where the deployment does not know them."""
+    what = "the models"
+    try:
+        catalogue = at.catalogue
+    except Refused as error:
+        return [Finding(what, False, str(error))]
+    chosen = at.parameters
+    unasked = {
+        "DefaultModel": "every job that names no model is refused",
+        "SlackModel": "every question in Slack is refused",
+        "FallbackModels": "no job falls back to it",
+    }
+    known = ", ".join(catalogue.names())
+    named = [(parameter, name.strip()) for parameter in unasked for name in chosen.get(parameter, "").split(",")]
+    return [
+        Finding(
+            what,
+            False,
+            f"{parameter} is {name!r}, which the catalogue lacks: {unasked[parameter]}; deploy with another, or with it"
+            f" in ExtraModels. There are: {known}",
+        )
+        for parameter, name in named
+        if name and catalogue.find(name) is None
+    ]
+
+
+def check_schedule(at: Deployment) -> Sequence[Finding]:
+    """Whether the repairer is called. A rule that was disabled by hand stays so whatever is deployed."""
+    what = "the repairer's schedule"
+    seen = at.client("cloudformation").describe_stack_resource(StackName=at.name, LogicalResourceId=SCHEDULE)
+    rule = seen["StackResourceDetail"]["PhysicalResourceId"]
+    if at.client("events").describe_rule(Name=rule)["State"].startswith("ENABLED"):
+        return [Finding(what, True, "on, every minute")]
+    return [Finding(what, False, f"off, so what is lost stays lost: `aws events enable-rule --name {rule}`")]
 
 
 def check_secret(secret: Mapping[str, str]) -> Sequence[Finding]:
@@ -258,50 +310,86 @@ def check_drift(at: Deployment, sleep: Callable[[float], None] = time.sleep) -> 
         StackName=at.name, StackResourceDriftStatusFilters=["MODIFIED", "DELETED"]
     )["StackResourceDrifts"]
     names = ", ".join(f"{each['LogicalResourceId']} ({each['StackResourceDriftStatus'].lower()})" for each in drifted)
-    return [Finding(what, False, f"changed by hand: {names}; deploy again, or put the change into the template")]
+    advice = "change it back by hand, or put it into the template: a deployment without changes takes nothing back"
+    return [Finding(what, False, f"changed by hand: {names}; {advice}")]
 
 
 def examined(what: str, check: Callable[[], Sequence[Finding]]) -> Sequence[Finding]:
     """What a check finds; that it could not look, where AWS does not let it."""
     try:
         return check()
-    except NoCredentialsError:
-        return [Finding(what, False, "there are no AWS credentials; give --profile, or log in")]
-    except ClientError as error:
-        return [Finding(what, None, f"cannot be looked at: {error.response.get('Error', {}).get('Code')}")]
-    except BotoCoreError as error:
-        return [Finding(what, None, f"cannot be looked at: {error}")]
+    except (Refused, BotoCoreError, ClientError) as error:
+        return [_unseen(what, error)]
+
+
+def _unseen(what: str, error: Exception) -> Finding:
+    code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+    match error:
+        case NoCredentialsError():
+            return Finding(what, False, NO_CREDENTIALS)
+        case NoRegionError():
+            return Finding(what, False, NO_REGION)
+        case PartialCredentialsError() | CredentialRetrievalError() | SSOError() | TokenRetrievalError():
+            return Finding(what, False, f"there are no credentials to be had: {error}")
+        case ClientError() if code in LAPSED:
+            return Finding(what, False, f"AWS refuses the credentials ({code}); log in again")
+        case Refused():
+            return Finding(what, False, str(error))
+    return Finding(what, None, f"cannot be looked at: {code or error}")
 
 
 def examine(at: Deployment) -> list[Finding]:
-    """All that can be looked at, in order. Raises Refused if there is no such stack."""
+    """All that can be looked at, in order; nothing more once credentials or stack are not there."""
     found = [*examined("AWS credentials", lambda: check_caller(at))]
-    chosen, api_url = at.parameters, at.outputs["ApiUrl"]
-    model = PriceList.load(chosen.get("ExtraModels", "")).find(chosen.get("DefaultModel", ""))
-    needed = model.provider if model is not None else ""
+    if any(finding.ok is False for finding in found):
+        return found
+    try:
+        chosen, api_url = at.parameters, at.outputs["ApiUrl"]
+    except Refused as error:
+        return [*found, Finding("the stack", False, str(error))]
+    models = check_models(at)
     urls = {"openai": chosen.get("OpenAIBaseUrl", ""), "anthropic": chosen.get("AnthropicBaseUrl", "")}
 
     def keys() -> Sequence[Finding]:
         secret = read_secret(at)
         slack = check_slack(secret, api_url, chosen.get("SlackApiBaseUrl", ""))
-        return [*check_secret(secret), *check_providers(secret, urls, needed), *slack]
+        return [*check_secret(secret), *check_providers(secret, urls, _needed(at)), *slack]
 
     return [
         *found,
+        *models,
         *check_api(api_url),
         *examined("the secret", keys),
         *examined("Lambda's quota", lambda: check_quota(at)),
         *examined("alarms", lambda: check_alarms(at)),
-        *([] if at.local is not None else examined("template drift", lambda: check_drift(at))),
+        *([] if at.local is not None else _by_hand(at)),
     ]
 
 
-def doctor(stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+def _needed(at: Deployment) -> str:
+    """The default model's provider; empty where the model is not known."""
+    try:
+        model = at.catalogue.find(at.parameters.get("DefaultModel", ""))
+    except Refused:
+        return ""
+    return "" if model is None else model.provider
+
+
+def _by_hand(at: Deployment) -> list[Finding]:
+    """What somebody may have changed since it was deployed; the local stack's emulator knows nothing of it."""
+    return [
+        *examined("the repairer's schedule", lambda: check_schedule(at)),
+        *examined("template drift", lambda: check_drift(at)),
+    ]
+
+
+def doctor(stack: StackName = None, profile: Profile = None, region: Region = None, as_json: AsJson = False) -> None:
     """Try out how a deployment is set up, and say what is wrong. Ends with 1 if anything is.
 
-    Looks at credentials, API, keys, providers, Slack, quotas, who is told of alarms, and what was changed by hand.
+    Looks at credentials, models, API, keys, providers, Slack, quotas, who is told of alarms, and what was changed by
+    hand.
     """
-    findings = examine(Deployment.find(stack, profile))
+    findings = examine(Deployment.find(stack, profile, region))
     grid = table("", "!what", "")
     for finding in findings:
         grid.add_row({True: "ok", False: "WRONG", None: "-"}[finding.ok], finding.what, finding.detail)

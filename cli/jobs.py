@@ -16,7 +16,7 @@ from backburner.errors import JobIsFinal
 from backburner.models import INTERNAL_TARGETS, SLACK, Client, Job, JobStatus, Lane, NoticeStatus
 from backburner.ports import Conflict
 from cli.clients import list_clients
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words
 from cli.retries import DEFAULT_RATE, Edit, EditFrom, changes_wanted, retry_all, told
@@ -156,10 +156,11 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="The most to show.")] = 50,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     jobs, all_seen = newest(desk, [client] if client else clients_of(at), limit, status=status, lane=lane)
     now = desk.lifecycle.clock.now()
@@ -184,10 +185,11 @@ def show_(
     content: Content = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a job: its state, every attempt, and who was told."""
-    desk = desk_of(Deployment.find(stack, profile))
+    desk = desk_of(Deployment.find(stack, profile, region))
     show_job(desk, find_job(desk, job_id), content=content, as_json=as_json)
 
 
@@ -196,10 +198,11 @@ def tell(
     job_id: Annotated[str, typer.Argument(help="A job that has ended.")],
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell a job's end again to whoever was given up: its webhook, its thread in Slack, its listeners."""
-    targets = tell_lost(desk_of(Deployment.find(stack, profile)), job_id)
+    targets = tell_lost(desk_of(Deployment.find(stack, profile, region)), job_id)
     show(
         {"job_id": job_id, "told_again": targets},
         f"{job_id}: {', '.join(targets)} will be told. `backburner jobs show {job_id}` tells what becomes of it.",
@@ -215,13 +218,14 @@ def retry(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Run failed jobs again, as they are or mended; also those that are in no dead-letter queue.
 
     Ends with 1 if any was left alone. Many at once, by cause: `backburner dlq retry`.
     """
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     jobs = [find_job(desk, job_id) for job_id in job_ids]
     for job in jobs:
@@ -245,10 +249,11 @@ def cancel(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel jobs, whether they wait or are being worked on. Their clients are told."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     confirm(f"Cancel {len(job_ids)} jobs on {at.name}?", yes=yes)
     for job_id in job_ids:

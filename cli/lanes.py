@@ -14,7 +14,7 @@ import typer
 from backburner.adapters.aws import translated
 from backburner.lifecycle import LEASE_MS
 from backburner.models import EpochMs, JobStatus, Lane
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words, seconds_of
 from cli.jobs import cancel_job
@@ -151,17 +151,24 @@ LaneName = Annotated[Lane, typer.Argument(show_default=False)]
 
 
 def pause(
-    lane: LaneName, yes: Yes = False, stack: StackName = None, profile: Profile = None, as_json: AsJson = False
+    lane: LaneName,
+    yes: Yes = False,
+    stack: StackName = None,
+    profile: Profile = None,
+    region: Region = None,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a lane: its workers take no more jobs. Jobs are still accepted, and those under way go on."""
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     confirm(f"Pause the lane {lane} of {at.name}?", yes=yes)
     _switched(at, lane, on=False, as_json=as_json)
 
 
-def resume(lane: LaneName, stack: StackName = None, profile: Profile = None, as_json: AsJson = False) -> None:
+def resume(
+    lane: LaneName, stack: StackName = None, profile: Profile = None, region: Region = None, as_json: AsJson = False
+) -> None:
     """Let a paused lane go on."""
-    _switched(Deployment.find(stack, profile), lane, on=True, as_json=as_json)
+    _switched(Deployment.find(stack, profile, region), lane, on=True, as_json=as_json)
 
 
 def _switched(at: Deployment, lane: Lane, *, on: bool, as_json: bool) -> None:
@@ -183,6 +190,7 @@ def drain(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait until a lane is empty: no job of it waits or is being worked on. Ends with 1 if it is not in time.
@@ -190,7 +198,7 @@ def drain(
     Jobs are still accepted meanwhile, so let the callers stop first. With --cancel, waiting jobs are cancelled, and
     their clients told.
     """
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     if cancel:
         count = sum(row.status is JobStatus.QUEUED for row in unfinished(at, desk, lane))

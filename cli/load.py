@@ -15,7 +15,7 @@ import urllib3
 
 from backburner.models import Lane
 from cli.api import CONNECTIONS_MAX, HASTY, PATIENT, Api, ApiKey, has_ended
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.durations import seconds_of
 from cli.screen import AsJson, Yes, confirm, progress, show, table
 
@@ -141,13 +141,14 @@ def load(
     key: ApiKey = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a burst of small jobs at twice the expected peak, and see all of them to their ends.
 
     Ends with 1 unless every request was accepted in time and every job completed. The calls are real, and paid for.
     """
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     count = max(1, round(rps * times * for_))
     confirm(f"Run {count} jobs on {at.name}? Their calls are paid for.", yes=yes or at.local is not None)
     more = {"priority": lane.value} | ({} if model is None else {"model": model})

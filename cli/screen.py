@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
+from pydantic import ValidationError
 from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,6 +50,12 @@ class Tool(TyperGroup):
             status, text = FAILED, str(error)
         notes.print(text, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(status)
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of what is wrong, with its place, and without the value."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join([".".join(str(part) for part in fault["loc"]), fault["msg"]]).removeprefix(": ")
 
 
 def show(value: Any, *shown: RenderableType, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backburner.adapters.dynamodb import ClientsTable
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.screen import AsJson, Refused, Yes, confirm, show
 from cli.sealing import rotate_key
 
@@ -21,7 +21,8 @@ NAMES = ("openai_api_key", "anthropic_api_key", "slack_signing_secret", "slack_b
 
 def read_secret(at: Deployment) -> dict[str, str]:
     """The deployment's keys by name. Raises Refused if the secret is not a JSON object."""
-    text = at.client("secretsmanager").get_secret_value(SecretId=at.outputs["ProviderSecretArn"])["SecretString"]
+    arn = at.outputs["ProviderSecretArn"]
+    text = at.client("secretsmanager").get_secret_value(SecretId=arn)["SecretString"]
     try:
         found: Any = json.loads(text)
     except ValueError:
@@ -38,6 +39,7 @@ def set_(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Set one of the deployment's keys; the others stay. It is asked for without echo, or read from stdin.
@@ -46,7 +48,7 @@ def set_(
     """
     if name not in NAMES:
         raise Refused(f"There is no key {name!r}; there are: {', '.join(NAMES)}.")
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     secret = read_secret(at)
     value = (typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read()).strip()
     if not value or not value.isascii() or any(character.isspace() for character in value):
@@ -66,13 +68,14 @@ def rotate_sealing_key(
     yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Seal webhook secrets with a fresh key from now on, and the clients' own with it anew.
 
     A job keeps the secret that came with it as it was sealed, so keep a key while jobs accepted under it are kept.
     """
-    at = Deployment.find(stack, profile)
+    at = Deployment.find(stack, profile, region)
     if keep is not None:
         confirm(f"Drop all but {keep} of the sealing keys of {at.name}? What they sealed is lost.", yes=yes)
     clients = ClientsTable(at.client("dynamodb"), at.outputs["ClientsTableName"])

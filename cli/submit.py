@@ -25,7 +25,7 @@ from backburner.intake import parse_object, validated
 from backburner.models import JobRequest
 from cli.api import Api, ApiKey, has_ended
 from cli.batch import batch_request, is_batch_line
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.screen import AsJson, Refused, notes, progress
 
 AT_ONCE = 8
@@ -157,6 +157,7 @@ def submit(
     key: ApiKey = None,
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit requests and follow them to their ends. Prints a JSON line for each, or the answer of a single one.
@@ -168,7 +169,7 @@ def submit(
     batch = name or named
     if not NAME.fullmatch(batch):
         raise Refused("--name must be 1 to 100 visible ASCII characters.")
-    api = Api.of(Deployment.find(stack, profile), key)
+    api = Api.of(Deployment.find(stack, profile, region), key)
     asked = keyed(requests, batch)
     with progress("Submitting", len(asked)) as advance:
         accepted = submit_all(api, asked, advance)

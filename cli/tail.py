@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backburner.models import EpochMs, Job, JobStatus
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.jobs import find_job
 from cli.screen import AsJson, show
@@ -70,13 +70,14 @@ def tail(
     job_id: Annotated[str, typer.Argument(metavar="JOB", show_default=False)],
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow a job to its end: each attempt, each change, and who was told (times are UTC). Prints no content.
 
     Ends with 1 if it did not complete.
     """
-    desk = desk_of(Deployment.find(stack, profile))
+    desk = desk_of(Deployment.find(stack, profile, region))
     last = ""
     for event in events(desk, job_id):
         show(event, _in_words(event), as_json=as_json)

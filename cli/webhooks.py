@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from backburner.models import WEBHOOK
-from cli.deployment import Deployment, Profile, StackName
+from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.jobs import find_job, tell_again
 from cli.screen import AsJson, Refused, show
@@ -30,10 +30,11 @@ def resend_webhook(
     job_id: Annotated[str, typer.Argument(help="A job that has ended.")],
     stack: StackName = None,
     profile: Profile = None,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a job's webhook again, with the same webhook-id, whatever became of it before."""
-    resend(desk_of(Deployment.find(stack, profile)), job_id)
+    resend(desk_of(Deployment.find(stack, profile, region)), job_id)
     show(
         {"job_id": job_id, "resent": True},
         f"{job_id}: its webhook is on its way. `backburner jobs show {job_id}` tells what becomes of it.",

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from backburner import bootstrap
 from backburner.adapters.dynamodb import attributes
-from backburner.models import Failure, Job, JobStatus, Lane
+from backburner.models import Failure, Gauge, Job, JobStatus, Lane
 from cli import jobs, lanes, status
 from cli.deployment import Deployment
+from cli.limits import numbers
 from tests.fakes.provider import Behaviour, FakeProvider
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
@@ -120,6 +121,7 @@ def test_status_tells_lanes_limits_and_failures(stack: Stack, tool: Any, provide
     assert (by_lane["bulk"]["poller"], by_lane["bulk"]["concurrency"]) == ("Disabled", 2)
     assert (told["dead_letters"], told["failed_last_hour"]) == (2, {"quota_exhausted": 2})
     assert "gpt-5.4-mini" in told["limits"]
+    assert told["limit_numbers"]["gpt-5.4-mini"].keys() == {"held_seconds", "share", "strikes", "reserved_seconds"}
     shown = tool("status")
     assert shown.exit_code == 0
     assert "dead jobs: 2" in shown.stdout
@@ -147,6 +149,26 @@ def test_status_goes_on_in_a_terminal_until_it_is_interrupted(
     assert slept == [7, 7]
     drawn = screen.getvalue()
     assert drawn.index("dead jobs: 0") < drawn.index("dead jobs: 2")
+
+
+def test_a_model_of_the_deployments_own_is_limited_before_its_first_call(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `limits show` lists it; what it lacks is taken for misspelt."""
+    own = '{"mine": {"provider": "openai", "context_tokens": 9000, "output_tokens_max": 900}}'
+    monkeypatch.setattr(Deployment, "parameters", {"ExtraModels": own})
+    assert printed(tool("limits", "set", "mine", "--requests", "7", "--json"))["operator"]["requests"] == 7
+    told = printed(tool("limits", "show", "--json"))
+    assert [line["in_force"] for line in told["limits"] if line["model"] == "mine"] == [7]
+    quiet = {"held_seconds": 0, "share": 1, "strikes": 0, "reserved_seconds": 0}
+    assert told["numbers"] == {"mine": quiet}
+    assert tool("limits", "set", "mien", "--requests", "7").exit_code == 2
+
+
+def test_numbers_say_what_the_sentence_says() -> None:
+    """For whoever watches by a program."""
+    gauge = Gauge("m", held_until=12_500, share=0.5, strikes=2, cursors={"requests": 11_000_000})
+    assert numbers(gauge, 10_000) == {"held_seconds": 2.5, "share": 0.5, "strikes": 2, "reserved_seconds": 1}
 
 
 def test_a_lane_is_drained_when_nothing_of_it_waits_or_runs(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,17 +18,22 @@ import yaml
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from cli.clients import create_client
+from cli.deployment import Deployment
 from cli.doctor import (
     MANIFEST,
+    SCHEDULE,
     Finding,
     check_alarms,
     check_api,
     check_caller,
     check_drift,
+    check_models,
     check_providers,
     check_quota,
+    check_schedule,
     check_secret,
     check_slack,
+    examine,
     examined,
     manifest_scopes,
 )
@@ -251,9 +259,90 @@ def test_drift_is_waited_for_and_told_by_resource() -> None:
     under_way, done = {"DetectionStatus": "DETECTION_IN_PROGRESS"}, "DETECTION_COMPLETE"
     assert drift(under_way, {"DetectionStatus": done, "StackDriftStatus": "IN_SYNC"})[0] is True
     ok, detail = drift(under_way, under_way, {"DetectionStatus": done, "StackDriftStatus": "DRIFTED"})
-    assert (ok, "BulkQueue (modified)" in detail) == (False, True)
+    assert (ok, "BulkQueue (modified)" in detail, "takes nothing back" in detail) == (False, True, True)
     assert drift(*[under_way] * 30)[0] is None
     assert drift({"DetectionStatus": "DETECTION_FAILED", "DetectionStatusReason": "no"})[0] is None
+
+
+def described(status: str, outputs: dict[str, str], **parameters: str) -> Deployment:
+    """A deployment of which CloudFormation says so."""
+    at = Deployment("backburner", None)  # type: ignore[arg-type]
+    at.__dict__["_described"] = {
+        "StackStatus": status,
+        "Outputs": [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()],
+        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+    }
+    at._clients = dict.fromkeys(
+        ("sts", "secretsmanager", "lambda", "sns", "cloudformation", "events"),
+        Aws(get_caller_identity={"Arn": "arn:aws:iam::1:user/eve"}),
+    )
+    return at
+
+
+def test_credentials_that_have_lapsed_are_wrong_and_the_rest_is_not_tried() -> None:
+    """It would all be the same."""
+    expired = ClientError({"Error": {"Code": "ExpiredToken"}}, "GetCallerIdentity")
+    at = described("CREATE_COMPLETE", {})
+    at._clients["sts"] = SimpleNamespace(get_caller_identity=raising(expired))
+    [finding] = examine(at)
+    assert (finding.what, finding.ok, "ExpiredToken" in finding.detail) == ("AWS credentials", False, True)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("outputs", [{}, {"Website": "https://example.com"}])
+def test_a_stack_that_is_no_deployment_is_a_finding(outputs: dict[str, str]) -> None:
+    """After whose credentials these are."""
+    found = examine(described("ROLLBACK_COMPLETE", outputs))
+    assert [(finding.what, finding.ok) for finding in found] == [("AWS credentials", True), ("the stack", False)]
+    assert "ROLLBACK_COMPLETE" in found[1].detail
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"DefaultModel": "gpt-0"}, "DefaultModel is 'gpt-0'"),
+        ({"DefaultModel": "gpt-5.4-mini", "SlackModel": "gpt-0"}, "SlackModel is 'gpt-0'"),
+        ({"DefaultModel": "gpt-5.4-mini", "FallbackModels": "gpt-5.4, gpt-0"}, "FallbackModels is 'gpt-0'"),
+        ({"DefaultModel": "gpt-5.4-mini", "ExtraModels": "{"}, "ExtraModels of backburner is wrong: Invalid JSON"),
+    ],
+)
+def test_models_that_the_deployment_does_not_know_are_found(parameters: dict[str, str], said: str) -> None:
+    """Its callers would be refused for what they did not write."""
+    found = examine(described("CREATE_COMPLETE", {"ApiUrl": "http://127.0.0.1:1"}, **parameters))
+    details = [finding.detail for finding in found if finding.what == "the models"]
+    assert (len(details), said in details[0]) == (1, True)
+    assert len(found) > 5  # the rest is looked at all the same
+
+
+def test_models_of_the_deployments_own_are_known() -> None:
+    """And an empty name is none."""
+    own = '{"mine": {"provider": "openai", "context_tokens": 9000, "output_tokens_max": 900}}'
+    at = described("CREATE_COMPLETE", {}, ExtraModels=own, DefaultModel="mine", SlackModel="", FallbackModels="")
+    assert check_models(at) == []
+
+
+def test_a_schedule_that_was_switched_off_is_found_with_the_command_that_switches_it_on() -> None:
+    """A deployment would not."""
+    rule = {"StackResourceDetail": {"PhysicalResourceId": "bb-RepairFunctionEveryMinute-1X"}}
+    seen = {"describe_stack_resource": rule}
+    assert looked(check_schedule, **seen, describe_rule={"State": "ENABLED"})[0][0] is True
+    ((ok, detail),) = looked(check_schedule, **seen, describe_rule={"State": "DISABLED"})
+    command = "aws events enable-rule --name bb-RepairFunctionEveryMinute-1X"
+    assert (ok, command in detail) == (False, True)
+
+
+def test_the_schedules_name_is_the_templates() -> None:
+    """SAM names the rule by its function and its event."""
+    template = Path(MANIFEST).parents[1] / "template.yaml"
+    repair = template.read_text().partition("  RepairFunction:")[2].partition("  RepairRole:")[0]
+    [(event, _)] = re.findall(r"^        (\w+):\n          Type: (Schedule)$", repair, re.MULTILINE)
+    assert f"RepairFunction{event}" == SCHEDULE
 
 
 def test_slips_of_the_hand_in_the_secret_are_found_and_no_key_is_shown() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +56,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("running")
 def test_the_local_stack_is_found_by_itself_and_never_taken_for_another() -> None:
-    """A stack that is named, and a profile, mean AWS."""
+    """A stack that is named, a profile and a region mean AWS."""
     for stack in (None, "backburner-local"):
         found = Deployment.find(stack, None)
         assert (found.name, found.local) == ("backburner-local", LOCAL)
@@ -62,6 +64,9 @@ def test_the_local_stack_is_found_by_itself_and_never_taken_for_another() -> Non
     named = Deployment.find("backburner-prod", None)
     assert (named.name, named.local) == ("backburner-prod", None)
     assert "amazonaws.com" in named.client("sqs").meta.endpoint_url
+    elsewhere = Deployment.find(None, None, "us-west-2")
+    assert (elsewhere.name, elsewhere.local) == ("backburner", None)
+    assert "us-west-2.amazonaws.com" in elsewhere.client("sqs").meta.endpoint_url
 
 
 def test_without_a_local_stack_it_is_the_one_on_aws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,19 +96,8 @@ def test_every_command_explains_itself_and_takes_the_common_options(name: str) -
     assert command.help
     assert "--json" in options
     if name not in NO_STACK:
-        assert {"--stack", "--profile"} <= options
-    asks = {
-        "jobs retry",
-        "jobs cancel",
-        "dlq retry",
-        "dlq discard",
-        "clients disable",
-        "pause",
-        "drain",
-        "load",
-        "secrets rotate-sealing-key",
-    }
-    assert (name in asks) == ("--yes" in options)
+        assert {"--stack", "--profile", "--region"} <= options
+    assert (name in ASKS) == ("--yes" in options)
     assert CliRunner().invoke(app, [*name.split(), "--help"]).exit_code == 0
 
 
@@ -128,6 +122,82 @@ def test_what_goes_wrong_is_one_line_and_a_status(
     assert (done.exit_code, done.stdout) == (status, "")
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def described(monkeypatch: pytest.MonkeyPatch, status: str, outputs: dict[str, str], **parameters: str) -> None:
+    """Have CloudFormation describe the stack so; nothing else of AWS answers."""
+    found = Deployment("backburner", None)  # type: ignore[arg-type]
+    found.__dict__["_described"] = {
+        "StackStatus": status,
+        "Outputs": [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()],
+        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+    }
+    monkeypatch.setattr(found, "client", dict.fromkeys(("dynamodb", "lambda", "sqs")).get)
+    monkeypatch.setattr(Deployment, "find", lambda *_: found)
+
+
+LOOKS = ("status", "jobs list", "dlq list", "limits show", "clients list", "secrets set openai_api_key", "drain bulk")
+
+
+@pytest.mark.parametrize("command", LOOKS)
+@pytest.mark.parametrize(
+    ("status", "outputs", "said"),
+    [
+        ("ROLLBACK_COMPLETE", {}, "never deployed to the end"),
+        ("CREATE_COMPLETE", {"Website": "https://example.com"}, "it is no Backburner"),
+    ],
+)
+def test_a_stack_that_is_no_deployment_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, command: str, status: str, outputs: dict[str, str], said: str
+) -> None:
+    """A creation that was rolled back, and another application's; whatever was to be done with it."""
+    described(monkeypatch, status, outputs)
+    done = CliRunner().invoke(app, [*command.split(), "--json"])
+    assert (done.exit_code, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
+    assert status in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "jobs list", "limits show", "limits set m --requests 1"])
+@pytest.mark.parametrize(
+    ("models", "said"), [("{", "Invalid JSON"), ('{"m": {"provider": "openai"}}', "m.context_tokens: Field required")]
+)
+def test_extra_models_that_cannot_be_read_are_one_line_that_names_the_parameter(
+    monkeypatch: pytest.MonkeyPatch, command: str, models: str, said: str
+) -> None:
+    """And the first field that is wrong in it."""
+    outputs = {"StatusFunctionName": "status", "LimitsTableName": "limits"}
+    described(monkeypatch, "UPDATE_COMPLETE", outputs, ExtraModels=models)
+    done = CliRunner().invoke(app, [*command.split(), "--json"])
+    assert (done.exit_code, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
+    assert "ExtraModels" in done.stderr
+    assert said in done.stderr
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is logged in, and no region is set."""
+    monkeypatch.setattr(deployment, "_running_locally", lambda: None)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"CONFIG_FILE": "/dev/null", "SHARED_CREDENTIALS_FILE": "/dev/null",
+                        "EC2_METADATA_DISABLED": "true"}.items():  # fmt: skip
+        monkeypatch.setenv(f"AWS_{name}", value)
+
+
+@pytest.mark.usefixtures("stranger")
+@pytest.mark.parametrize(
+    ("options", "said"), [(["--region", "eu-central-1"], "no AWS credentials"), ([], "No AWS region")]
+)
+def test_missing_credentials_are_what_is_said_and_not_a_missing_stack(options: list[str], said: str) -> None:
+    """By every command; the doctor finds them, as JSON too."""
+    refused = CliRunner().invoke(app, ["clients", "list", *options])
+    assert (refused.exit_code, said in refused.stderr, "no stack" in refused.stderr) == (2, True, False)
+    found = CliRunner().invoke(app, ["doctor", "--json", *options])
+    [finding] = json.loads(found.stdout)
+    assert (found.exit_code, finding["what"], finding["ok"]) == (1, "AWS credentials", False)
+    assert "no AWS credentials" in finding["detail"]
+    assert "WRONG" in CliRunner().invoke(app, ["doctor", *options]).stdout
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("1d", 86_400)])
