@@ -246,8 +246,8 @@ def retry(
     confirm(f"Retry {len(jobs)} dead jobs of {causes} causes on {at.name}?", yes=yes or not jobs)
     seconds = canary_for if canary and len(jobs) > 1 else None
     try:
-        with progress("Retrying", len(jobs)) as advance:
-            outcome = retry_all(desk, jobs, rate=rate, canary_seconds=seconds, changes=changes, advance=advance)
+        with progress("Retrying", len(jobs)) as bar:
+            outcome = retry_all(desk, jobs, rate=rate, canary_seconds=seconds, changes=changes, bar=bar)
     finally:
         desk.redrive.sweep()
     show(outcome, *told(outcome), as_json=as_json)

@@ -235,8 +235,8 @@ def retry(
     changes = changes_wanted(desk, edit=edit, edit_from=edit_from)
     confirm(f"Retry {len(jobs)} jobs on {at.name}?", yes=yes)
     chosen = [(job, ("", "")) for job in jobs]
-    with progress("Retrying", len(jobs)) as advance:
-        outcome = retry_all(desk, chosen, rate=DEFAULT_RATE, canary_seconds=None, changes=changes, advance=advance)
+    with progress("Retrying", len(jobs)) as bar:
+        outcome = retry_all(desk, chosen, rate=DEFAULT_RATE, canary_seconds=None, changes=changes, bar=bar)
     desk.redrive.sweep()
     show(outcome, *told(outcome), as_json=as_json)
     if outcome.left:

@@ -18,7 +18,8 @@ from backburner.intake import parse_object
 from backburner.models import Job, JobStatus
 from backburner.ports import Conflict
 from cli.desk import Desk
-from cli.screen import Refused, notes
+from cli.durations import in_words
+from cli.screen import Bar, Refused, notes
 
 POLL_SECONDS = 0.5
 DEFAULT_RATE = 10.0
@@ -36,6 +37,8 @@ EditFrom = Annotated[
 
 type Cause = tuple[str, str]
 type Changes = Mapping[str, Any]
+type Mending = Callable[[Job, Bar], Changes | None]
+"""What to change in a job's request; the bar is hidden while the operator is asked."""
 
 
 @dataclass
@@ -53,10 +56,10 @@ def retry_all(
     *,
     rate: float,
     canary_seconds: float | None,
-    changes: Callable[[Job], Changes | None] = lambda _: None,
-    advance: Callable[[], None] = lambda: None,
+    changes: Mending,
+    bar: Bar,
 ) -> Outcome:
-    """Retry failed jobs, at most `rate` a second; calls `advance` after each.
+    """Retry failed jobs, at most `rate` a second; each is a step of the bar.
 
     The first of each cause is its canary: if it has not completed within canary_seconds, the others of that cause are
     left alone. None: no canaries.
@@ -67,23 +70,23 @@ def retry_all(
         stop = verdicts.get(cause)
         if stop is not None:
             outcome.left[job.job_id] = stop
-        elif (why := _retry(desk, job, changes)) is not None:
+        elif (why := _retry(desk, job, changes, bar)) is not None:
             outcome.left[job.job_id] = why
         else:
             outcome.retried.append(job.job_id)
             if canary_seconds is not None and cause not in verdicts:
-                verdicts[cause] = _verdict(desk, job, canary_seconds)
+                verdicts[cause] = _verdict(desk, job, cause[0], canary_seconds, bar)
                 outcome.canaries[job.job_id] = verdicts[cause] or "completed"
             else:
                 clock.sleep(1 / rate)
-        advance()
+        bar()
     return outcome
 
 
-def _retry(desk: Desk, job: Job, changes: Callable[[Job], Changes | None]) -> str | None:
+def _retry(desk: Desk, job: Job, changes: Mending, bar: Bar) -> str | None:
     """Queue one job again; why not, if it could not be."""
     try:
-        desk.redrive.retry(job, changes(job))
+        desk.redrive.retry(job, changes(job, bar))
     except Conflict:
         return "somebody else has dealt with it"
     except InvalidRequest as error:
@@ -94,33 +97,38 @@ def _retry(desk: Desk, job: Job, changes: Callable[[Job], Changes | None]) -> st
     return None
 
 
-def _verdict(desk: Desk, job: Job, seconds: float) -> str | None:
-    """None if the job completes in time; else what its siblings are left alone for."""
+def _verdict(desk: Desk, job: Job, code: str, seconds: float, bar: Bar) -> str | None:
+    """None if the job completes in time; else what its siblings are left alone for. Says what is waited for."""
     clock = desk.lifecycle.clock
-    ends_at = clock.now() + round(1000 * seconds)
-    while True:
-        row = desk.lifecycle.store.get(job.job_id)
-        if row is None:
-            return f"the canary {job.job_id} is gone"
-        if row.status is JobStatus.COMPLETED:
-            return None
-        if row.status.is_final:
-            code = row.error.code if row.error is not None else row.status
-            return f"the canary {job.job_id} came to the same or another bad end: {code}"
-        if clock.now() >= ends_at:
-            return f"the canary {job.job_id} has not ended after {seconds:g} s; see `backburner tail {job.job_id}`"
-        clock.sleep(POLL_SECONDS)
+    began_at = clock.now()
+    what = f"canary {job.job_id} ({code})"
+    notes.print(f"Waiting for the {what}, for {in_words(seconds)} at most.", markup=False, soft_wrap=True)
+    with bar.saying(what) as say:
+        while True:
+            row = desk.lifecycle.store.get(job.job_id)
+            if row is None:
+                return f"the canary {job.job_id} is gone"
+            if row.status is JobStatus.COMPLETED:
+                return None
+            if row.status.is_final:
+                code = row.error.code if row.error is not None else row.status
+                return f"the canary {job.job_id} came to the same or another bad end: {code}"
+            waited = (clock.now() - began_at) / 1000
+            if waited >= seconds:
+                return f"the canary {job.job_id} has not ended after {seconds:g} s; see `backburner tail {job.job_id}`"
+            say(f"{what} is {row.status}, {waited:.0f} s of {seconds:g} s")
+            clock.sleep(POLL_SECONDS)
 
 
-def changes_wanted(desk: Desk, *, edit: bool, edit_from: Path | None) -> Callable[[Job], Changes | None]:
+def changes_wanted(desk: Desk, *, edit: bool, edit_from: Path | None) -> Mending:
     """What to change in each request, by file, by hand, or not at all. Raises Refused for a file that is none."""
     if edit and edit_from is not None:
         raise Refused("Give --edit or --edit-from, not both.")
     if edit_from is not None:
         text = sys.stdin.read() if str(edit_from) == "-" else _read(edit_from)
         fields = parse_object(text, "file")
-        return lambda _: fields
-    return (lambda job: _edited(desk, job)) if edit else lambda _: None
+        return lambda _job, _bar: fields
+    return (lambda job, bar: _edited(desk, job, bar)) if edit else lambda _job, _bar: None
 
 
 def _read(path: Path) -> str:
@@ -130,23 +138,30 @@ def _read(path: Path) -> str:
         raise Refused(f"{path} cannot be read: {error}") from error
 
 
-def _edited(desk: Desk, job: Job) -> Changes:
+def _edited(desk: Desk, job: Job, bar: Bar) -> Changes:
     """What the operator has changed in $EDITOR; asked again while it is not JSON."""
     before = desk.redrive.request_of(job)
-    text: str | None = json.dumps(before, indent=2, ensure_ascii=False) + "\n"
+    with bar.hidden():
+        after = _written(job, json.dumps(before, indent=2, ensure_ascii=False) + "\n")
+    if after is None:
+        return {}
+    removed: dict[str, Any] = dict.fromkeys(name for name in before if name not in after)
+    return {name: value for name, value in after.items() if value != before.get(name)} | removed
+
+
+def _written(job: Job, text: str) -> Changes | None:
+    """What the editor was left with; None if it was left without saving."""
     while True:
-        text = click.edit(text, extension=".json")
-        if text is None:  # left without saving
-            return {}
+        edited = click.edit(text, extension=".json")
+        if edited is None:
+            return None
         try:
-            after = parse_object(text, "request")
+            return parse_object(edited, "request")
         except InvalidRequest as error:
             notes.print(f"{job.job_id}: {error.message}", style="red", markup=False)
             if not typer.confirm("Edit it again?", err=True):
                 raise typer.Abort from error
-            continue
-        removed: dict[str, Any] = dict.fromkeys(name for name in before if name not in after)
-        return {name: value for name, value in after.items() if value != before.get(name)} | removed
+            text = edited
 
 
 def told(outcome: Outcome) -> list[str]:

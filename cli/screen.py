@@ -93,10 +93,42 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Abort
 
 
+class Bar:
+    """A progress bar; called once for each step."""
+
+    def __init__(self, drawn: Progress, what: str, total: int | None) -> None:
+        self._drawn, self._what = drawn, what
+        self._task = drawn.add_task(what, total=total)
+
+    def __call__(self) -> None:
+        """One step more is done."""
+        self._drawn.advance(self._task)
+
+    @contextmanager
+    def saying(self, what: str) -> Iterator[Callable[[str], None]]:
+        """For a while it says something else; what this gives changes it again."""
+
+        def say(words: str) -> None:
+            self._drawn.update(self._task, description=words)
+
+        say(what)
+        yield say
+        say(self._what)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """For a while the terminal is somebody else's: an editor's, which the bar would be drawn over."""
+        if self._drawn.disable:
+            yield
+            return
+        self._drawn.stop()
+        yield
+        self._drawn.start()
+
+
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr, where that is a terminal; call what it gives once for each step."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+def progress(what: str, total: int | None = None) -> Iterator[Bar]:
+    """A progress bar on stderr, where that is a terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as drawn:
+        yield Bar(drawn, what, total)

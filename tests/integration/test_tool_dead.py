@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from backburner import bootstrap
+from cli import retries, screen
 from tests.fakes.provider import Behaviour, FakeProvider, openai_error
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
@@ -192,6 +196,49 @@ def test_a_request_is_mended_in_the_editor(
     assert json.loads(stack.row(job_id)["request"]["S"]) == {"max_tokens": 9, "prompt": "Name a lake."}
     stack.work()
     assert status(stack, job_id) == "completed"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is drawn on stderr, as if that were a terminal."""
+    drawn = io.StringIO()
+    made = Console(file=drawn, force_terminal=True, width=200, highlight=False)
+    for module in (screen, retries):
+        monkeypatch.setattr(module, "notes", made)
+    return drawn
+
+
+def test_nothing_is_drawn_over_the_editor(
+    stack: Stack, tool: Any, provider: FakeProvider, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar is taken away while it runs, again for each job, and comes back."""
+    ids = die(stack, provider, "model_not_found", 2)
+    meanwhile: list[str] = []
+
+    def edit(text: str, **_: Any) -> str:
+        before = len(terminal.getvalue())
+        time.sleep(0.35)  # a bar is drawn ten times a second
+        meanwhile.append(terminal.getvalue()[before:])
+        return text.replace("mark", "Name")
+
+    monkeypatch.setattr("click.edit", edit)
+    monkeypatch.setattr(bootstrap.SystemClock, "sleep", lambda _self, _seconds: time.sleep(0.15))
+    done = printed(tool("jobs", "retry", *ids, "--yes", "--edit", "--json"))
+    assert (done["retried"], meanwhile) == (ids, ["", ""])
+    assert "2/2" in terminal.getvalue()
+
+
+def test_what_is_waited_for_and_how_long_is_said(
+    stack: Stack, tool: Any, provider: FakeProvider, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A canary may take minutes."""
+    ids = die(stack, provider, "quota_exhausted", 2)
+    monkeypatch.setattr(bootstrap.SystemClock, "sleep", lambda _self, _seconds: time.sleep(0.15))
+    tool("dlq", "retry", "--all", "--yes", "--canary-for", "1s", "--json")
+    drawn = terminal.getvalue()
+    canary = next(job_id for job_id in ids if job_id in drawn)
+    assert f"Waiting for the canary {canary} (quota_exhausted), for 1 s at most." in drawn
+    assert f"canary {canary} (quota_exhausted) is queued, 0 s of 1 s" in drawn
 
 
 def test_discarded_jobs_are_gone_for_good(stack: Stack, tool: Any, provider: FakeProvider) -> None:
