@@ -171,32 +171,55 @@ def submit(
         raise Refused("--name must be 1 to 100 visible ASCII characters.")
     api = Api.of(Deployment.find(stack, profile, region), key)
     asked = keyed(requests, batch)
-    with progress("Submitting", len(asked)) as advance:
-        accepted = submit_all(api, asked, advance)
-    lines = {each["job_id"]: each["line"] for each in accepted if "job_id" in each}
-    refused = [each for each in accepted if "error" in each]
     plain = len(asked) == 1 and not as_json and output is None
-    bad = len(refused)
-    with _sink(output) as write:
+    with _sink(output) as write, _resumable(batch):
+        if name is None and prompt is None and str(file) == "-":
+            notes.print(f"This batch is called {batch}.", markup=False)
+        with progress("Submitting", len(asked)) as advance:
+            accepted = submit_all(api, asked, advance)
+        refused = [each for each in accepted if "error" in each]
         for each in refused:
             notes.print(f"line {each['line']}: {each['error']}", style="red", markup=False, soft_wrap=True)
             write(each)
-        if not wait:
+        lines = {each["job_id"]: each["line"] for each in accepted if "job_id" in each}
+        if wait:
+            bad = _followed(api, lines, plain=plain, write=write)
+        else:
+            bad = 0
             for each in accepted:
                 if "job_id" in each:
                     write(each)
-        else:
-            with progress("Waiting", len(lines)) as advance:
-                try:
-                    for job in follow(api, list(lines)):
-                        bad += job["status"] != "completed"
-                        _tell(job, lines[job["job_id"]], plain=plain, write=write)
-                        advance()
-                except KeyboardInterrupt:
-                    notes.print(f"Go on by the same command with --name {batch}.", markup=False)
-                    raise typer.Exit(130) from None
-    if bad:
+    if refused:
+        notes.print(_go_on(batch), markup=False, soft_wrap=True)
+    if bad or refused:
         raise typer.Exit(1)
+
+
+def _followed(api: Api, lines: Mapping[str, int], *, plain: bool, write: Callable[[Mapping[str, Any]], None]) -> int:
+    """Tell each job's end as it comes; how many did not complete. lines: of the file, by job."""
+    bad = 0
+    with progress("Waiting", len(lines)) as advance:
+        for job in follow(api, list(lines)):
+            bad += job["status"] != "completed"
+            _tell(job, lines[job["job_id"]], plain=plain, write=write)
+            advance()
+    return bad
+
+
+def _go_on(batch: str) -> str:
+    return f"Go on by the same command with --name {batch}: what was accepted is not submitted twice."
+
+
+@contextmanager
+def _resumable(batch: str) -> Iterator[None]:
+    """Whatever ends the command before its time, the operator is told how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        notes.print(_go_on(batch), markup=False, soft_wrap=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(130) from None
+        raise
 
 
 def _tell(job: Mapping[str, Any], line: int, *, plain: bool, write: Callable[[Mapping[str, Any]], None]) -> None:
@@ -212,8 +235,15 @@ def _tell(job: Mapping[str, Any], line: int, *, plain: bool, write: Callable[[Ma
 
 @contextmanager
 def _sink(path: Path | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Where results go: one JSON line each, at once, so that an interrupted run has written what it knew."""
-    with nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8") as file:
+    """Where results go: one JSON line each, at once, so that an interrupted run has written what it knew.
+
+    Raises Refused for a file that cannot be written.
+    """
+    try:
+        opened = nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}") from error
+    with opened as file:
 
         def write(value: Mapping[str, Any]) -> None:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from typer.testing import CliRunner
 
 from cli import submit as submitting
@@ -118,6 +120,56 @@ def test_what_is_refused_for_good_and_what_does_not_complete_is_told_by_the_stat
     api.ends = {"e": "failed"}
     single = tool("submit", "-p", "e")
     assert (single.exit_code, "overloaded" in single.stderr, single.stdout) == (1, True, "")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_sent(
+    api: FakeApi, tool: Tool, tmp_path: Path
+) -> None:
+    """In one line; a job without a place for its answer would be paid for in vain."""
+    refused = tool("submit", "-p", "a", "--output", str(tmp_path / "no" / "such" / "x"))
+    assert (refused.exit_code, len(refused.stderr.strip().splitlines())) == (2, 1)
+    assert "cannot be written" in refused.stderr
+    assert api.posts == []
+
+
+GO_ON = re.compile(r"Go on by the same command with --name (\w+)")
+
+
+def test_a_batch_from_stdin_is_told_its_name_before_anything_is_sent(
+    api: FakeApi, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whatever ends the command, how to go on: then nothing is submitted twice."""
+    text = '{"prompt": "a"}\n{"prompt": "b"}\n'
+    submit_all = submitting.submit_all
+
+    def die(*given: Any) -> Any:
+        submit_all(*given)
+        raise urllib3.exceptions.HTTPError("the network is gone")
+
+    monkeypatch.setattr(submitting, "submit_all", die)
+    broken = tool("submit", "-", input=text)
+    first, *_, go_on, error = broken.stderr.splitlines()
+    name = GO_ON.match(go_on)[1]  # type: ignore[index]
+    assert (broken.exit_code, first, error) == (1, f"This batch is called {name}.", "the network is gone")
+    monkeypatch.setattr(submitting, "submit_all", submit_all)
+    resumed = tool("submit", "-", "--name", name, input=text)
+    assert (resumed.exit_code, len(lines(resumed)), len(api.jobs), resumed.stderr) == (0, 2, 2, "")
+
+
+def test_a_batch_that_is_interrupted_or_partly_refused_says_how_to_go_on(
+    api: FakeApi, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, whether that was given or made."""
+    api.faults = [(422, {})]
+    partly = tool("submit", "-", input='{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert (partly.exit_code, bool(GO_ON.search(partly.stderr))) == (1, True)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submitting, "follow", interrupted)
+    stopped = tool("submit", "-", "--name", "night", input='{"prompt": "a"}\n')
+    assert (stopped.exit_code, GO_ON.search(stopped.stderr)[1]) == (130, "night")  # type: ignore[index]
 
 
 def test_no_key_is_an_error_that_says_how_to_get_one() -> None:
