@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from backburner.models import EpochMs, JobStatus, Lane
+from backburner.models import DEAD_LETTER, EpochMs, Job, JobStatus, Lane, NoticeStatus
 from backburner.ports import Conflict
 from backburner.redrive import Dead
 from cli.deployment import Deployment, Profile, Region, StackName
@@ -58,9 +58,16 @@ class Filter:
         return wanted and (self.older_than is None or letter.sent_at <= now - 1000 * self.older_than)
 
 
+JOB_IDS_MAX = 100
+"""Of each group; a cause may have killed thousands."""
+
+
 @dataclass
 class Group:
-    """Dead jobs of one cause. oldest_seconds, newest_seconds: how long they have lain there."""
+    """Dead jobs of one cause. oldest_seconds, newest_seconds: how long they have lain there.
+
+    job_ids: the first of them, in no order; job_ids_left_out: how many more there are.
+    """
 
     cause: str
     detail: str
@@ -70,6 +77,8 @@ class Group:
     lanes: dict[str, int] = field(default_factory=dict)
     clients: dict[str, int] = field(default_factory=dict)
     example: str = ""
+    job_ids: list[str] = field(default_factory=list)
+    job_ids_left_out: int = 0
 
 
 def groups(dead: Sequence[Dead], now: EpochMs) -> list[Group]:
@@ -82,7 +91,11 @@ def groups(dead: Sequence[Dead], now: EpochMs) -> list[Group]:
         group.oldest_seconds, group.newest_seconds = max(group.oldest_seconds, age), min(group.newest_seconds, age)
         for counts, name in ((group.lanes, each.letter.lane), (group.clients, each.letter.client_id)):
             counts[name or "?"] = counts.get(name or "?", 0) + 1
-        group.example = group.example or (each.letter.hint.job_id if each.letter.hint else "")
+        if each.letter.hint is not None and len(group.job_ids) < JOB_IDS_MAX:
+            group.job_ids.append(each.letter.hint.job_id)
+        elif each.letter.hint is not None:
+            group.job_ids_left_out += 1
+        group.example = group.example or next(iter(group.job_ids), "")
     return sorted(by_cause.values(), key=lambda group: (-group.count, group.cause, group.detail))
 
 
@@ -191,19 +204,29 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 @app.command("show")
 def show_(
-    job_id: Annotated[str, typer.Argument(help="A dead job.")],
+    job_id: Annotated[str, typer.Argument(help="A job that has failed.")],
     content: Content = False,
     stack: StackName = None,
     profile: Profile = None,
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a dead job: what it died of, and every attempt."""
+    """Show a failed job: what it died of, every attempt, and whether it is in the dead-letter queue."""
     desk = desk_of(Deployment.find(stack, profile, region))
     job = find_job(desk, job_id)
     if job.status is not JobStatus.FAILED:
         raise Refused(f"{job_id} is {job.status}; see `backburner jobs show {job_id}`")
-    show_job(desk, job, content=content, as_json=as_json)
+    show_job(desk, job, content=content, as_json=as_json, letter=_letter_of(job))
+
+
+def _letter_of(job: Job) -> str:
+    """What became of a failed job's letter, by its row."""
+    letter = next((notice for notice in job.outbox if notice.target == DEAD_LETTER), None)
+    if job.discarded_at is not None:
+        return "discarded"
+    if letter is None:
+        return "none: it failed for a reason that is its caller's business; `backburner jobs retry` runs it again"
+    return "sent" if letter.status is NoticeStatus.DELIVERED else "on its way"
 
 
 @app.command("retry")

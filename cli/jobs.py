@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from backburner.documents import job_document
-from backburner.errors import JobIsFinal
+from backburner.errors import BackburnerError, JobIsFinal
 from backburner.models import INTERNAL_TARGETS, SLACK, Client, Job, JobStatus, Lane, NoticeStatus
 from backburner.ports import Conflict
 from cli.clients import list_clients
@@ -111,9 +111,9 @@ def document(desk: Desk, job: Job, *, content: bool) -> dict[str, Any]:
     return shown
 
 
-def show_job(desk: Desk, job: Job, *, content: bool, as_json: bool) -> None:
-    """Print a job."""
-    shown = document(desk, job, content=content)
+def show_job(desk: Desk, job: Job, *, content: bool, as_json: bool, **more: str) -> None:
+    """Print a job, and what more is to be said of it."""
+    shown = document(desk, job, content=content) | more
     show(shown, json.dumps(shown, indent=2, ensure_ascii=False), as_json=as_json)
 
 
@@ -252,10 +252,32 @@ def cancel(
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel jobs, whether they wait or are being worked on. Their clients are told."""
+    """Cancel jobs, whether they wait or are being worked on. Their clients are told.
+
+    Ends with 1 if any could not be, such as one that has ended; the others are cancelled all the same.
+    """
     at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
     confirm(f"Cancel {len(job_ids)} jobs on {at.name}?", yes=yes)
-    for job_id in job_ids:
+    outcomes: dict[str, str | None] = {}
+    with progress("Cancelling", len(job_ids)) as advance:
+        for job_id in job_ids:
+            outcomes[job_id] = _why_not_cancelled(desk, job_id)
+            advance()
+    cancelled = [job_id for job_id, why in outcomes.items() if why is None]
+    left = {job_id: why for job_id, why in outcomes.items() if why is not None}
+    said = [f"{job_id}: {why or 'cancelled'}" for job_id, why in outcomes.items()]
+    show({"cancelled": cancelled, "left": left}, *said, as_json=as_json)
+    if left:
+        raise typer.Exit(1)
+
+
+def _why_not_cancelled(desk: Desk, job_id: str) -> str | None:
+    """Cancel a job; None if it is, else why it could not be."""
+    try:
         cancel_job(desk, job_id)
-    show({"cancelled": job_ids}, f"{len(job_ids)} cancelled.", as_json=as_json)
+    except Refused as error:
+        return str(error).removeprefix(f"{job_id}: ")
+    except BackburnerError as error:
+        return error.message
+    return None

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from backburner import bootstrap
-from cli import retries, screen
+from cli import dlq, retries, screen
 from tests.fakes.provider import Behaviour, FakeProvider, openai_error
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
@@ -98,11 +98,35 @@ def test_dead_jobs_are_listed_by_cause_and_stay_where_they_are(stack: Stack, too
         assert (first["lanes"], first["clients"]) == ({"standard": 12}, {"alice": 12})
         assert 0 <= first["newest_seconds"] <= first["oldest_seconds"] < 600
         assert status(stack, first["example"]) == "failed"
+        assert (len(set(first["job_ids"])), first["job_ids_left_out"]) == (12, 0)
     assert letters(stack) == 15
     for option, total in (("--cause=model_not_found", 3), ("--client=alice", 12), ("--lane=bulk", 0),
                           ("--older-than=1h", 0), ("--match=credit", 12)):  # fmt: skip
         assert printed(tool("dlq", "list", option, "--json"))["total"] == total, option
     assert "quota_exhausted" in tool("dlq", "list").stdout
+
+
+def test_a_groups_jobs_are_named_up_to_a_bound(
+    stack: Stack, tool: Any, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With how many more there are."""
+    ids = die(stack, provider, "quota_exhausted", 5)
+    monkeypatch.setattr(dlq, "JOB_IDS_MAX", 3)
+    [group] = printed(tool("dlq", "list", "--json"))["groups"]
+    assert (len(group["job_ids"]), group["job_ids_left_out"], group["count"]) == (3, 2, 5)
+    assert set(group["job_ids"]) < set(ids)
+
+
+def test_a_failed_job_without_a_letter_is_not_called_dead(stack: Stack, tool: Any, provider: FakeProvider) -> None:
+    """A request that a provider will never take is its caller's business."""
+    provider.script("mark-bad", Behaviour(status=400, body=openai_error("bad", "invalid_request_error", "bad")))
+    job_id = stack.post(stack.client(), {"prompt": "mark-bad"}).json["job_id"]
+    stack.work()
+    assert printed(tool("dlq", "show", job_id, "--json"))["letter"].startswith("none: ")
+    [dead] = die(stack, provider, "quota_exhausted", 1)
+    assert printed(tool("dlq", "show", dead, "--json"))["letter"] == "sent"
+    printed(tool("dlq", "discard", dead, "--yes", "--json"))
+    assert printed(tool("dlq", "show", dead, "--json"))["letter"] == "discarded"
 
 
 def test_the_canary_goes_first_and_the_others_follow(
@@ -335,4 +359,22 @@ def test_a_job_is_cancelled_whosever_it_is(stack: Stack, tool: Any) -> None:
     done = stack.post(key, {"prompt": "a"}).json["job_id"]
     stack.work()
     late = tool("jobs", "cancel", done, "--yes")
-    assert (late.exit_code, "is completed" in late.stderr) == (2, True)
+    assert (late.exit_code, "is completed" in late.stdout) == (1, True)
+
+
+def test_jobs_that_cannot_be_cancelled_keep_no_other_from_it(stack: Stack, tool: Any) -> None:
+    """Each is told of, as JSON too."""
+    key = stack.client()
+    done = stack.post(key, {"prompt": "a"}).json["job_id"]
+    stack.work()
+    first, last = (stack.post(key, {"prompt": "a"}).json["job_id"] for _ in range(2))
+    told = printed(tool("jobs", "cancel", first, done, "job_nobody", last, "--yes", "--json"), exit_code=1)
+    assert told["cancelled"] == [first, last]
+    assert told["left"].keys() == {done, "job_nobody"}
+    assert "completed" in told["left"][done]
+    assert {status(stack, job_id) for job_id in (first, last)} == {"cancelled"}
+    waiting = stack.post(key, {"prompt": "a"}).json["job_id"]
+    shown = tool("jobs", "cancel", done, waiting, "--yes")
+    assert shown.exit_code == 1
+    assert f"{waiting}: cancelled\n" in shown.stdout
+    assert f"{done}: " in shown.stdout
