@@ -17,7 +17,9 @@ from boto3.dynamodb.conditions import Attr
 
 from backburner.adapters.dynamodb import ClientsTable
 from backburner.adapters.secrets import FernetSeals
-from backburner.models import SLACK, WEBHOOK_SECRET_PREFIX, ClientLimits, EpochMs
+from backburner.adapters.tallies import TalliesTable
+from backburner.budgets import MINUTE_SECONDS, day_of
+from backburner.models import SLACK, WEBHOOK_SECRET_PREFIX, ClientLimits, EpochMs, Tally
 from backburner.ports import Seals
 from cli.deployment import Deployment, Profile, Region, StackName
 from cli.screen import AsJson, Refused, Yes, confirm, show, table
@@ -93,7 +95,7 @@ def list_clients(clients_table: Any) -> list[Shown]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]]) -> Shown:
-    newest = max(rows, key=lambda row: row.get("created_at", 0))
+    newest = _newest(rows)
     disabled = sum(bool(row.get("disabled")) for row in rows)
     return Shown(
         client_id=newest["client_id"],
@@ -112,6 +114,13 @@ def _limits_of(row: Mapping[str, Any]) -> ClientLimits:
 
 def _rows(clients_table: Any, client_id: str | None = None) -> list[dict[str, Any]]:
     """The rows of all clients' keys, or of one client's. Raises Refused if there is no such client."""
+    rows = _rows_if_any(clients_table, client_id)
+    if client_id is not None and not rows:
+        raise Refused(f"there is no client {client_id!r}")
+    return rows
+
+
+def _rows_if_any(clients_table: Any, client_id: str | None) -> list[dict[str, Any]]:
     wanted = Attr("client_id").exists() if client_id is None else Attr("client_id").eq(client_id)
     rows: list[dict[str, Any]] = []
     start: dict[str, Any] = {}
@@ -119,11 +128,38 @@ def _rows(clients_table: Any, client_id: str | None = None) -> list[dict[str, An
         page = clients_table.scan(FilterExpression=wanted, **start)
         rows += page["Items"]
         if "LastEvaluatedKey" not in page:
-            break
+            return rows
         start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
-    if client_id is not None and not rows:
-        raise Refused(f"there is no client {client_id!r}")
-    return rows
+
+
+def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return max(rows, key=lambda row: row.get("created_at", 0))
+
+
+def limits_of(clients_table: Any, client_id: str) -> ClientLimits:
+    """A client's limits. Raises Refused if there is no such client."""
+    if client_id == SLACK and not _rows_if_any(clients_table, client_id):
+        return ClientLimits()  # it has a row only once it was given some
+    return _limits_of(_newest(_rows(clients_table, client_id)))
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a limited client has used: requests of this minute; tokens and dollars of the UTC day."""
+
+    day: str
+    requests: int = 0
+    tokens: int = 0
+    micro_usd: int = 0
+
+
+def used(tally: Tally | None, now: EpochMs) -> Used:
+    """What its tally says as of now; nothing of minutes and days that are over."""
+    day, minute = day_of(now), now // 1000 // MINUTE_SECONDS
+    if tally is None:
+        return Used(day)
+    requests = tally.requests if tally.minute >= minute else 0
+    return Used(day, requests, tally.tokens, tally.micro_usd) if tally.day >= day else Used(day, requests)
 
 
 def limit_client(clients_table: Any, client_id: str, wanted: Mapping[str, int | None]) -> ClientLimits:
@@ -163,7 +199,7 @@ def rotate_key(clients_table: Any, client_id: str, now_ms: int) -> str:
     rows = _rows(clients_table, client_id)
     if client_id == SLACK:
         raise Refused("Slack's people have no API key; their requests are signed, see `backburner secrets set`")
-    newest = max(rows, key=lambda row: row.get("created_at", 0))
+    newest = _newest(rows)
     return _put_key(clients_table, {name: newest.get(name) for name in COPIED}, now_ms)
 
 
@@ -306,12 +342,28 @@ def limits(
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set a client's limits, in force within half a minute. The client `slack` is all people in Slack."""
+    """Set a client's limits, in force within half a minute; or show them, and what is used of them today.
+
+    The client `slack` is all people in Slack.
+    """
     wanted = _given(requests_per_minute, tokens_per_day, usd_per_day)
-    if not wanted:
-        raise Refused("Say what to set, such as --requests-per-minute 60.")
-    now = limit_client(Deployment.find(stack, profile, region).table("ClientsTableName"), client_id, wanted)
-    show(now, f"{client_id}: {_in_words(now)}", as_json=as_json)
+    at = Deployment.find(stack, profile, region)
+    clients = at.table("ClientsTableName")
+    limits = limit_client(clients, client_id, wanted) if wanted else limits_of(clients, client_id)
+    tallies = TalliesTable(at.client("dynamodb"), at.outputs["LimitsTableName"], at.outputs["JobsTableName"])
+    found = used(tallies.read(client_id), _now())
+    told = f"{client_id}: {_in_words(limits)}"
+    show({**asdict(limits), "used": found}, told, *_use_in_words(limits, found), as_json=as_json)
+
+
+def _use_in_words(limits: ClientLimits, used: Used) -> list[str]:
+    if limits == ClientLimits():
+        return ["What a client without limits uses is not counted."]
+    usd = used.micro_usd / 1_000_000
+    return [
+        f"used today ({used.day}, UTC): {used.tokens:,} tokens and ${usd:,.10g}, with the worst case of what runs",
+        f"requests in this minute: {used.requests:,}",
+    ]
 
 
 @app.command("rotate")

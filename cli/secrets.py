@@ -34,9 +34,15 @@ def read_secret(at: Deployment) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()}
 
 
+def _is_asked() -> bool:
+    """Whether somebody is at the keyboard. What comes by a pipe was decided before; there is nobody to ask."""
+    return sys.stdin.isatty()
+
+
 @app.command("set")
 def set_(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
+    yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
     region: Region = None,
@@ -44,19 +50,24 @@ def set_(
 ) -> None:
     """Set one of the deployment's keys; the others stay. It is asked for without echo, or read from stdin.
 
-    Functions take the new key as soon as the old one is refused, and at their next start.
+    At a terminal, asks before it replaces one. Functions take the new key by themselves, as soon as the old one is
+    refused, and at their next start.
     """
     if name not in NAMES:
         raise Refused(f"There is no key {name!r}; there are: {', '.join(NAMES)}.")
     at = Deployment.find(stack, profile, region)
     secret = read_secret(at)
-    value = (typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read()).strip()
+    asked = _is_asked()
+    if asked and secret.get(name, "").strip():
+        confirm(f"{name} of {at.name} is set already. Replace it?", yes=yes)
+    value = (typer.prompt(name, hide_input=True) if asked else sys.stdin.read()).strip()
     if not value or not value.isascii() or any(character.isspace() for character in value):
         raise Refused("That is no key: it is empty, or holds spaces or characters that no key has.")
     at.client("secretsmanager").put_secret_value(
         SecretId=at.outputs["ProviderSecretArn"], SecretString=json.dumps({**secret, name: value})
     )
-    show({"set": name}, f"{name}: set. `backburner doctor` tries it out.", as_json=as_json)
+    said = "Functions take it by themselves, as soon as the old one is refused; `backburner doctor` tries it out."
+    show({"set": name}, f"{name}: set. {said}", as_json=as_json)
 
 
 @app.command("rotate-sealing-key")

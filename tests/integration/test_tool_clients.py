@@ -11,6 +11,9 @@ import pytest
 
 from backburner.adapters.dynamodb import ClientsTable
 from backburner.http import CLIENT_CACHE_SECONDS
+from backburner.models import Tally
+from cli import secrets
+from cli.clients import Used, used
 from cli.secrets import NAMES
 from tests.integration.deployed import Deployed
 from tests.integration.functions import Stack, sigterm_kept
@@ -111,6 +114,52 @@ def test_one_key_is_set_and_the_others_stay(tool: Any, secret: Any) -> None:
     held = json.loads(secret())
     assert (held["openai_api_key"], held["anthropic_api_key"]) == ("sk-2", "sk-ant-1")
     assert set(held) == set(NAMES)
+
+
+def test_a_key_that_is_in_use_is_replaced_only_if_whoever_is_at_the_keyboard_says_so(
+    tool: Any, secret: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes by a pipe was decided before."""
+    monkeypatch.setattr(secrets, "_is_asked", lambda: True)
+    assert tool("secrets", "set", "openai_api_key", input="sk-1\n").exit_code == 0
+    refused = tool("secrets", "set", "openai_api_key", input="n\nsk-2\n")
+    assert (refused.exit_code, json.loads(secret())["openai_api_key"]) == (1, "sk-1")
+    assert "is set already" in refused.stderr
+    tool("secrets", "set", "openai_api_key", input="y\nsk-3\n")
+    assert json.loads(secret())["openai_api_key"] == "sk-3"
+    done = tool("secrets", "set", "openai_api_key", "--yes", input="sk-4\n")
+    assert json.loads(secret())["openai_api_key"] == "sk-4"
+    assert "Functions take it by themselves" in done.stdout
+
+
+def test_a_clients_limits_are_shown_with_what_is_used_of_them(stack: Stack, tool: Any) -> None:
+    """Nothing is changed by it; of a client without limits nothing is counted."""
+    limits = ("--requests-per-minute", "9", "--usd-per-day", "20")
+    key = json.loads(tool("clients", "create", "my-app", *limits, "--json").stdout)["api_key"]
+    assert stack.post(key, {**PROMPT, "max_tokens": 100}).status == 202
+    told = json.loads(tool("clients", "limits", "my-app", "--json").stdout)
+    assert (told["requests_per_minute"], told["tokens_per_day"], told["micro_usd_per_day"]) == (9, None, 20_000_000)
+    tally = stack.tally("my-app")
+    assert (told["used"]["tokens"], told["used"]["micro_usd"]) == (tally["tokens"], tally["micro_usd"])
+    assert told["used"]["tokens"] > 100
+    shown = tool("clients", "limits", "my-app").stdout
+    assert "9 requests a minute, $20 a day" in shown
+    assert f"{tally['tokens']:,} tokens" in shown
+    free = stack.client("free")
+    assert stack.post(free, PROMPT).status == 202
+    assert "not counted" in tool("clients", "limits", "free").stdout
+    assert "no limit" in tool("clients", "limits", "slack").stdout
+    assert tool("clients", "limits", "nobody").stderr == "there is no client 'nobody'\n"
+
+
+def test_what_was_used_of_a_minute_or_day_that_is_over_counts_no_more() -> None:
+    """Clocks differ, so a tally may be of a day that has not begun here."""
+    day, now = "2027-01-15", 1_800_000_000_000  # 08:00 UTC
+    assert used(None, now) == Used(day)
+    tally = Tally(now // 60_000, 3, day, 40, 50)
+    assert used(tally, now) == Used(day, 3, 40, 50)
+    assert used(tally, now + 60_000) == Used(day, 0, 40, 50)
+    assert used(tally, now + 86_400_000) == Used("2027-01-16")
 
 
 @pytest.mark.parametrize(("name", "value"), [("openai_key", "sk-1"), ("openai_api_key", ""), ("openai_api_key", "a b")])
