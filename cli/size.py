@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from backburner.bootstrap import BATCH
-from backburner.models import Lane, ModelInfo, Usage
+from backburner.models import INLINE_BYTES_MAX, Lane, ModelInfo, Usage
 from backburner.pricing import PriceList, cost_micro_usd
 from cli.queueing import Waits, lane
 from cli.screen import AsJson, Refused, notes, show, table
@@ -24,20 +24,36 @@ OTHERS = {"interactive": 2, "standard": 2, "bulk": 2, "notifier": 2}
 """The template's defaults of what else runs."""
 MONTH_SECONDS = 730 * 3_600
 
-# What a job uses, as README.md and docs/architecture.md have it; a row of 2 KB is two write units, an index entry one.
-WRITES = 3 * 2 + 5 + 2
-"""Put, claim, finish of the row; what they change in its indexes; its slot at the limiter."""
-RENEWALS_SECONDS, RENEWAL_WRITES = 10, 4
+# What a job uses, as README.md and docs/architecture.md have it. DynamoDB bills each KB of a row that is written, and
+# each 4 KB that are read; an index entry that is put or removed is one more write.
+TOKEN_BYTES = 4
+"""Of text in a token, roughly."""
+ROW_BYTES, END_BYTES, ENTRY_BYTES = 800, 400, 200
+"""A row without what is asked and answered; what its end adds; its entry by client, with what DynamoDB adds to both."""
+INDEX_WRITES, SLOT_WRITES = 5, 2
+"""What put, claim and finish of the row change in its indexes; its slot at the limiter."""
+RENEWALS_SECONDS, RENEWAL_INDEX_WRITES = 10, 2
+KEPT_DAYS, LARGE_KEPT_DAYS, MONTH_DAYS = 15, 22, 30.4
+"""By the template's defaults: 14 days after a deadline of one; large texts, by the bucket's own rule."""
 SQS_REQUESTS = 3
 """Send, receive and delete; shared by a batch, so it is less under load."""
 IDLE_RECEIVES = 4 * 5 * 3 * 60 * 730
 """Four queues, whose five pollers each ask every 20 s when there is nothing to do."""
 ACCEPT_GB_SECONDS, POLL_GB_SECONDS, REPAIR_GB_SECONDS = 0.5 * 0.05, 0.5 * 0.02, 0.5 * 0.5
 WORKER_GB = 1.0
-LOG_BYTES = 3_000
+LOG_BYTES = 5_000
 REPAIRS = 60 * 730
-ALARMS, METRICS, SECRETS = 45, 137, 2
-"""The template's, a composite alarm counted as the five whose price it has; metrics of two models, see metrics.md."""
+ALARMS, METRICS, DASHBOARDS, SECRETS = 46, 143, 1, 2
+"""The template's, a composite alarm counted as the five whose price it has; metrics as metrics.md counts them."""
+LEFT_OUT = (
+    "data transfer to the internet",
+    "retries and fallbacks",
+    "webhooks, Slack and WebSocket clients",
+    "clients' budgets",
+    "storage of logs",
+    "traces",
+)
+"""What is not estimated; small, or not known before."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,17 @@ class Load:
         """Jobs in a month of 730 hours."""
         return self.rps * self.average * MONTH_SECONDS
 
+    @property
+    def texts(self) -> tuple[int, int]:
+        """Bytes of what is asked and of what is answered."""
+        return self.input_tokens * TOKEN_BYTES, self.output_tokens * TOKEN_BYTES
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Bytes of a row when it is accepted and when it has ended; a text too large for it lies in S3."""
+        asked, answered = (size if size <= INLINE_BYTES_MAX else 0 for size in self.texts)
+        return ROW_BYTES + asked, ROW_BYTES + asked + END_BYTES + answered
+
 
 def workers(rps: float, seconds: float, utilization: float) -> int:
     """Jobs that must be able to run at once: the offered load over the share of it that is to be busy, rounded up."""
@@ -79,6 +106,23 @@ def concurrency(load: Load) -> tuple[int, Waits]:
     raise Refused(f"Not even {CONCURRENCY_MAX} invocations at once keep up with that.")
 
 
+def writes(load: Load) -> int:
+    """Write units of a job that succeeds at once: put, claim, renewals and finish of its row, indexes, its slot."""
+    accepted, ended = (math.ceil(size / 1024) for size in load.rows)
+    renewals = math.floor(load.seconds / RENEWALS_SECONDS)
+    return 2 * accepted + ended + INDEX_WRITES + SLOT_WRITES + renewals * (accepted + RENEWAL_INDEX_WRITES)
+
+
+def stored_gb(load: Load) -> tuple[float, float]:
+    """What lies in DynamoDB and in S3 once as much expires as comes."""
+    row = load.rows[1] + ENTRY_BYTES
+    large = sum(size for size in load.texts if size > INLINE_BYTES_MAX)
+    return (
+        load.jobs_month * row * KEPT_DAYS / MONTH_DAYS / 1e9,
+        load.jobs_month * large * LARGE_KEPT_DAYS / MONTH_DAYS / 1e9,
+    )
+
+
 def aws_cost(load: Load, prices: dict[str, Any]) -> dict[str, float]:
     """Dollars a month by service, rounded up to cents; jobs share an invocation as they do at the average rate."""
     jobs = load.jobs_month
@@ -91,19 +135,25 @@ def aws_cost(load: Load, prices: dict[str, Any]) -> dict[str, float]:
         + jobs * (ACCEPT_GB_SECONDS + load.polls * POLL_GB_SECONDS)
         + REPAIRS * REPAIR_GB_SECONDS
     )
-    writes = jobs * (WRITES + RENEWAL_WRITES * math.floor(load.seconds / RENEWALS_SECONDS))
+    reads = jobs * load.polls * math.ceil(load.rows[1] / 4096)
     requests = jobs * (1 + load.polls)
+    row_gb, large_gb = stored_gb(load)
+    large = jobs * sum(size > INLINE_BYTES_MAX for size in load.texts) / 1000
     million = 1_000_000
     items = {
         "Lambda": gb_seconds * prices["lambda_gb_second"][load.architecture]
         + (invocations + requests + REPAIRS) / million * prices["lambda_million_requests"],
-        "DynamoDB": writes / million * prices["dynamodb_million_writes"]
-        + jobs * load.polls / million * prices["dynamodb_million_reads"],
-        "SQS": (jobs * SQS_REQUESTS + IDLE_RECEIVES) / million * prices["sqs_million_requests"],
+        "DynamoDB": jobs * writes(load) / million * prices["dynamodb_million_writes"]
+        + reads / million * prices["dynamodb_million_reads"],
+        "DynamoDB storage": row_gb * (prices["dynamodb_gb_month"] + prices["dynamodb_recovery_gb_month"]),
+        "S3": large_gb * prices["s3_gb_month"] + large * (prices["s3_thousand_writes"] + prices["s3_thousand_reads"]),
+        "SQS": jobs * SQS_REQUESTS / million * (prices["sqs_million_requests"] + prices["sqs_million_fair_requests"])
+        + IDLE_RECEIVES / million * prices["sqs_million_requests"],
         "API Gateway": requests / million * prices["api_gateway_million_requests"],
         "CloudWatch": jobs * LOG_BYTES / 1e9 * prices["logs_gb"]
         + ALARMS * prices["alarm_month"]
-        + METRICS * prices["metric_month"],
+        + METRICS * prices["metric_month"]
+        + DASHBOARDS * prices["dashboard_month"],
         "Secrets Manager": SECRETS * prices["secret_month"],
     }
     return {name: math.ceil(100 * dollars) / 100 for name, dollars in items.items()}
@@ -149,6 +199,7 @@ def sized(load: Load, into: Lane) -> dict[str, Any]:
         "share_of_provider_limits": shares(load),
         "jobs_a_month": round(load.jobs_month),
         "usd_a_month": {"aws": cost, "aws_total": round(sum(cost.values()), 2), "tokens": tokens},
+        "left_out": list(LEFT_OUT),
         "prices_as_of": known["as_of"],
     }
 
@@ -208,7 +259,11 @@ def size(
         f"${money['tokens']:,.2f}",
         f"{told['jobs_a_month']:,} jobs of {input_tokens} + {output_tokens} tokens",
     )
-    said = [f"sam deploy --parameter-overrides {parameters}", f"List prices as of {told['prices_as_of']}."]
+    said = [
+        f"sam deploy --parameter-overrides {parameters}",
+        f"List prices as of {told['prices_as_of']}; where each is from: cli/prices.json.",
+        f"Left out: {', '.join(LEFT_OUT)}.",
+    ]
     show(told, grid, *said, as_json=as_json)
     if told["account_concurrency"] > FRESH_ACCOUNT:
         notes.print("Raise the account's quota of concurrent executions first.", markup=False)

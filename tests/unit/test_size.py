@@ -6,8 +6,12 @@ import heapq
 import json
 import math
 import random
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,10 +19,13 @@ from typer.testing import CliRunner
 from backburner.bootstrap import BATCH
 from backburner.models import Lane
 from backburner.pricing import PriceList
+from cli import size
 from cli.__main__ import app
 from cli.queueing import bulk_queue, harmonic, lane
 from cli.size import Load, concurrency, shares, sized, token_cost, workers
 
+ROOT = Path(__file__).parents[2]
+PRICES = ROOT / "cli" / "prices.json"
 MINI = PriceList.load().find("gpt-5.4-mini")
 assert MINI is not None
 LOAD = Load(0.5, 8, 0.7, MINI, 1_000, 300)
@@ -132,6 +139,44 @@ def test_money() -> None:
     assert busy > idle + 100
 
 
+def test_what_a_deployment_has_is_counted_as_its_template_and_documents_have_it() -> None:
+    """Alarms, composite ones for five, series of metrics, bytes of logs, dashboards and secrets."""
+    template = (ROOT / "template.yaml").read_text()
+    count = Counter(re.findall(r"^    Type: (AWS::\S+)$", template, re.MULTILINE))
+    assert count["AWS::CloudWatch::Alarm"] + 5 * count["AWS::CloudWatch::CompositeAlarm"] == size.ALARMS
+    assert count["AWS::CloudWatch::Dashboard"] == size.DASHBOARDS
+    assert count["AWS::SecretsManager::Secret"] == size.SECRETS
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    [series] = re.findall(r"\*\*(\d+)\*\*\s+series at most", metrics)
+    [kilobytes] = re.findall(r"about (\d+) KB a job", metrics)
+    assert (int(series), 1_000 * int(kilobytes)) == (size.METRICS, size.LOG_BYTES)
+
+
+def test_rows_are_billed_by_their_size_and_large_texts_lie_in_s3() -> None:
+    """A KB is a write unit, three times for a job; what is kept for two weeks costs as well, with its recovery."""
+    prices = json.loads(PRICES.read_text())["aws"]
+    small, long = replace(LOAD, input_tokens=10, output_tokens=10), replace(LOAD, input_tokens=20_000)
+    huge = replace(LOAD, input_tokens=100_000)
+    assert size.writes(small) == 3 * 1 + 1 + size.INDEX_WRITES + size.SLOT_WRITES
+    assert size.writes(long) > 200 > size.writes(huge)
+    bills = [size.aws_cost(load, prices) for load in (small, long, huge)]
+    assert [bill["S3"] > 0 for bill in bills] == [False, False, True]
+    assert bills[0]["DynamoDB storage"] < 1 < bills[1]["DynamoDB storage"] > bills[2]["DynamoDB storage"]
+    expected = size.stored_gb(long)[0] * (prices["dynamodb_gb_month"] + prices["dynamodb_recovery_gb_month"])
+    assert bills[1]["DynamoDB storage"] == pytest.approx(expected, abs=0.01)
+
+
+def test_each_price_says_where_it_is_from_and_whether_that_was_confirmed() -> None:
+    """By a page of AWS's, looked at on a day."""
+    known = json.loads(PRICES.read_text())
+    assert known["sources"].keys() == known["aws"].keys()
+    for name, source in known["sources"].items():
+        assert re.match(r"https://(docs\.)?aws\.amazon\.com/", source["page"]), name
+        assert date.fromisoformat(source["checked"]) <= date.fromisoformat(known["as_of"]), name
+        assert source["confirmed"] in known["confirmed"], name
+        assert source["confirmed"] == "page" or source["note"], name
+
+
 def test_the_providers_limits_are_part_of_it() -> None:
     """A new account's: 1,000 requests and 500,000 tokens a minute for this model."""
     assert shares(LOAD) == pytest.approx({"requests": 0.03, "tokens": 0.078})
@@ -147,5 +192,7 @@ def test_the_command_as_the_issue_has_it() -> None:
     assert shown.exit_code == 0
     assert f"StandardConcurrency={told['maximum_concurrency']}" in shown.stdout
     assert told["prices_as_of"] in shown.stdout
+    assert all(each in " ".join(shown.stdout.split()) for each in told["left_out"])
+    assert {"DynamoDB storage", "S3"} < told["usd_a_month"]["aws"].keys()
     wrong = CliRunner().invoke(app, [*arguments, "--model", "gpt-0"])
     assert (wrong.exit_code, "gpt-0" in wrong.stderr) == (2, True)
