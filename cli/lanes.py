@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from backburner.adapters.aws import translated
-from backburner.lifecycle import LEASE_MS
+from backburner.lifecycle import PATIENCE_MS
 from backburner.models import EpochMs, JobStatus, Lane
 from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
@@ -137,9 +137,9 @@ def unfinished(at: Deployment, desk: Desk, lane: Lane) -> Iterator[Row]:
 def processing(at: Deployment, desk: Desk) -> tuple[int, bool]:
     """How many jobs are being worked on; and whether that is all of them, or those among the first that are due.
 
-    They are due when their leases end, so whatever waits for later need not be looked at.
+    The repairer is to look at each within its patience, so whatever is due later need not be looked at.
     """
-    soon = desk.lifecycle.clock.now() + LEASE_MS + SKEW_MS
+    soon = desk.lifecycle.clock.now() + PATIENCE_MS + SKEW_MS
     due = list(desk.lifecycle.store.due(soon, DUE_MAX))
     count = sum(row.status is JobStatus.PROCESSING for row in unfinished_of(at, desk, due))
     return count, len(due) < DUE_MAX

@@ -26,6 +26,11 @@ from cli.screen import AsJson, console, show, table
 FAILURES_SECONDS = 3_600
 FAILURES_MAX = 1_000
 """Jobs of each client that are looked at for failures, the newest: twenty requests."""
+FAILURES_EVERY_SECONDS = 30
+"""In the live view, which looks at everything else more often."""
+
+type Failures = tuple[Counter[str], bool]
+"""How many jobs have failed, by code; and whether that is all."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class LaneState:
     concurrency: int | None
 
 
-def failures(desk: Desk, clients: Iterable[str], since: EpochMs) -> tuple[Counter[str], bool]:
+def failures(desk: Desk, clients: Iterable[str], since: EpochMs) -> Failures:
     """How many jobs have failed since then, by code; and whether that is all, however many jobs a client has.
 
     There is no index of ends: an old job may have failed just now, when an operator had it run again.
@@ -54,8 +59,8 @@ def failures(desk: Desk, clients: Iterable[str], since: EpochMs) -> tuple[Counte
     return found, not any(listing.cut_off for listing in listings)
 
 
-def look(at: Deployment, desk: Desk) -> dict[str, Any]:
-    """All that `status` shows, as of now."""
+def look(at: Deployment, desk: Desk, failed: Failures) -> dict[str, Any]:
+    """All that `status` shows, as of now; the failures as they were counted."""
     now, known = desk.lifecycle.clock.now(), pollers(at)
     working, all_seen = processing(at, desk)
     lanes = []
@@ -72,7 +77,6 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
                 concurrency=poller.concurrency if poller else None,
             )
         )
-    failed, all_failures_seen = failures(desk, clients_of(at), now - 1000 * FAILURES_SECONDS)
     rows = gauges(at.client("dynamodb"), at.outputs["LimitsTableName"])
     return {
         "stack": at.name,
@@ -81,8 +85,8 @@ def look(at: Deployment, desk: Desk) -> dict[str, Any]:
         "processing_at_least": not all_seen,
         "dead_letters": queue_counts(at, "DeadLetterQueueUrl")["waiting"],
         "untold": queue_counts(at, "NotificationsDeadLetterQueueUrl")["waiting"],
-        "failed_last_hour": dict(failed.most_common()),
-        "failed_last_hour_at_least": not all_failures_seen,
+        "failed_last_hour": dict(failed[0].most_common()),
+        "failed_last_hour_at_least": not failed[1],
         "limits": {model: state(gauge, now) for model, gauge in rows.items()},
         "limit_numbers": {model: numbers(gauge, now) for model, gauge in rows.items()},
     }
@@ -119,14 +123,26 @@ def status(
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show lanes, limits and failures, until you interrupt it. What SQS counts is approximate."""
+    """Show lanes, limits and failures, until you interrupt it. What SQS counts is approximate.
+
+    Live, failures are counted every half minute.
+    """
     at = Deployment.find(stack, profile, region)
     desk = desk_of(at)
-    seen = look(at, desk)
+
+    def failed() -> Failures:
+        return failures(desk, clients_of(at), desk.lifecycle.clock.now() - 1000 * FAILURES_SECONDS)
+
+    counted = failed()
+    seen = look(at, desk, counted)
     if once or as_json or not console.is_terminal:
         show(seen, _drawn(seen), as_json=as_json)
         return
     with Live(_drawn(seen), console=console, screen=False) as live:
+        waited = 0.0
         while True:
             time.sleep(every)
-            live.update(_drawn(look(at, desk)))
+            waited += every
+            if waited >= FAILURES_EVERY_SECONDS:
+                counted, waited = failed(), 0.0
+            live.update(_drawn(look(at, desk, counted)))

@@ -259,7 +259,7 @@ def test_jobs_being_worked_on_are_counted_by_few_requests_and_at_least_where_the
 ) -> None:
     """A backlog that is not due soon is not read for it."""
     now = time.time_ns() // 1_000_000
-    running = [queued(n, Lane.STANDARD, now, status=JobStatus.PROCESSING, due_at=now + 20_000) for n in range(110)]
+    running = [queued(n, Lane.STANDARD, now, status=JobStatus.PROCESSING, due_at=now + 540 * n) for n in range(110)]
     backlog = [queued(n, Lane.BULK, now, due_at=now + 300_000) for n in range(150)]
     stored(deployed, *running, *backlog)
     read: list[int] = []
@@ -298,6 +298,30 @@ def test_failures_of_the_last_hour_are_all_counted_or_said_to_be_at_least_so_man
     told = printed(tool("status", "--json"))
     assert (told["failed_last_hour"], told["failed_last_hour_at_least"]) == ({"timeout": 98}, True)
     assert "failed in the last hour: at least timeout 98" in tool("status").stdout
+
+
+def test_the_live_view_counts_failures_less_often_than_it_looks(
+    deployed: Deployed, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each count reads many rows of every client."""
+    monkeypatch.setattr(status, "console", Console(file=io.StringIO(), force_terminal=True, width=100))
+    counts: list[int] = []
+    sleeps: list[int] = []
+    counted = status.failures
+
+    def counting(*given: Any) -> Any:
+        counts.append(len(sleeps))
+        return counted(*given)
+
+    def sleep(_seconds: float) -> None:
+        sleeps.append(1)
+        if len(sleeps) > 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "failures", counting)
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime, gmtime=time.gmtime))
+    tool("status", "--every", "10")
+    assert counts == [0, 3, 6]
 
 
 def test_a_rare_lane_and_a_rare_state_are_found_behind_others(
