@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -159,7 +160,7 @@ def stream(console: Console, jobs: int, workers: int, seed: int) -> None:
     for upto in sorted({1_000, 10_000, 100_000, jobs}):
         if upto > jobs:
             break
-        crowd.run(seconds_max=NEVER, until=lambda upto=upto: crowd.ends.total() >= upto)
+        crowd.run(seconds_max=NEVER, until=partial(_have_ended, crowd, upto))
         after, more = _counts(crowd), upto - seen
         each = [f"{(now - then) / more:.2f}" for now, then in zip(after[:4], before[:4], strict=True)]
         waits = crowd.waits(number for number in range(seen, upto) if number in crowd.provider.started)
@@ -167,6 +168,10 @@ def stream(console: Console, jobs: int, workers: int, seed: int) -> None:
         table.add_row(f"{upto:,}", *each, f"{percentile(waits, 95):.2f}", str(after[4] - before[4]), f"{cpu:.2f}")
         before, seen, started = _counts(crowd), upto, time.process_time()
     console.print(table)
+
+
+def _have_ended(crowd: Crowd, jobs: int) -> bool:
+    return crowd.ends.total() >= jobs
 
 
 def _counts(crowd: Crowd) -> tuple[int, ...]:

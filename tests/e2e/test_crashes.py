@@ -52,7 +52,7 @@ def test_a_killed_workers_background_call_is_attached_to(stack: Stack, fake: Fak
     until(lambda: fake.calls(mark), 30, lambda: "the call did not begin")
     until(lambda: _row(stack, job_id).get("handle"), 10, lambda: "its name was not noted")
     kill(_worker_processes(stack))
-    stack.make_due(job_id)
+    stack.lapse(job_id)
     stack.repair()
     job = stack.ended(job_id)
     assert job["result"]["text"] == "word " * 20

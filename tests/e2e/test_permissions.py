@@ -394,7 +394,7 @@ class Scene:
     def finish(self, job_id: str) -> None:
         """With all permissions, the row brings the job to its end: repairer, queue, worker."""
         with suppress(self.stack.aws("dynamodb").exceptions.ConditionalCheckFailedException):
-            self.turn(job_id, "due_at", "available_at")
+            self.turn(job_id, "due_at", "available_at", "lease_until")
         self.stack.repair()
         assert self.stack.ended(job_id)["status"] == "completed"
 

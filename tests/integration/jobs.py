@@ -60,6 +60,7 @@ FULL = a_job(
     slot=Slot("m-1", NOW + 9, 12, 34, {"requests": 100_000, "tokens": 46_000}, (10.5, 40.0)),
     place=NOW + 8,
     parked_since=NOW + 7,
+    lease_until=NOW + 30_000,
     claimed_at=NOW + 1,
     finished_at=NOW + 2,
     result=Payload('{"text":"Donau 🏞️"}'),
@@ -143,6 +144,6 @@ jobs = st.builds(
     webhook=st.none() | st.builds(Webhook, texts, st.none() | texts),
     slack=st.none() | origins, waiting_since=st.none() | instants,
     trail=st.none() | st.builds(Trail, names, maybe),
-    discarded_at=st.none() | instants,
+    discarded_at=st.none() | instants, parked_since=st.none() | instants, lease_until=st.none() | instants,
 )  # fmt: skip
 """Any job that could stand in a row."""

@@ -134,6 +134,7 @@ GUARDED = a_job(
     claims=3,
     available_at=100,
     due_at=200,
+    lease_until=210,
     deadline_at=300,
     expires_at=400,
     outbox=NOTICES,
@@ -145,6 +146,7 @@ GUARDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("claims are not a minimum", {"claims": 3}, {"claims": 4}),
     ("available_by", {"available_by": 100}, {"available_by": 99}),
     ("due_by", {"due_by": 200}, {"due_by": 199}),
+    ("lease_by", {"lease_by": 210}, {"lease_by": 209}),
     ("due_at", {"due_at": 200}, {"due_at": 201}),
     ("deadline_after", {"deadline_after": 299}, {"deadline_after": 300}),
     ("unexpired_at", {"unexpired_at": 399_999}, {"unexpired_at": 400_000}),
@@ -318,6 +320,7 @@ def updates(draw: st.DrawFn) -> tuple[Job, Guard, dict[str, Any]]:
         claims=draw(near(row.claims)),
         available_by=draw(near(row.available_at)),
         due_by=draw(near(row.due_at)),
+        lease_by=draw(near(row.lease_until)),
         due_at=draw(near(row.due_at)),
         deadline_after=draw(near(row.deadline_at)),
         unexpired_at=draw(st.none() | st.sampled_from([row.expires_at * 1000 + shift for shift in (-1, 0, 1)])),
@@ -326,8 +329,9 @@ def updates(draw: st.DrawFn) -> tuple[Job, Guard, dict[str, Any]]:
     )
     possible: dict[str, st.SearchStrategy[Any]] = {
         "owner": jobs.texts, "available_at": jobs.instants, "deadline_at": jobs.instants, "expires_at": jobs.instants,
-        "due_at": st.none() | jobs.instants, "claimed_at": st.none() | jobs.instants,
-        "finished_at": st.none() | jobs.instants, "result": st.none() | jobs.payloads,
+        "due_at": st.none() | jobs.instants, "lease_until": st.none() | jobs.instants,
+        "claimed_at": st.none() | jobs.instants, "finished_at": st.none() | jobs.instants,
+        "result": st.none() | jobs.payloads,
         "error": st.none() | jobs.failures, "outbox": jobs.outboxes, "add_claims": st.integers(0, 3),
         "append_log": jobs.logs, "targets": st.lists(jobs.texts, max_size=3).map(tuple), "request": jobs.payloads,
     }  # fmt: skip

@@ -83,7 +83,7 @@ def tell(stack: Stack) -> None:
 def test_a_client_with_a_ticket_follows_a_job_from_queue_to_answer(stack: Stack, provider: FakeProvider) -> None:
     """State, state, pieces, end; and of ticket, key, question and answer nothing is logged."""
     provider.configure(tokens_per_chunk=8)
-    provider.script("river", Behaviour(text=TEXT, chunk_delay_seconds=0.1))
+    provider.script("river", Behaviour(text=TEXT, chunk_delay_seconds=0.3))
     key = stack.client()
     ticket = connect(stack, key)
     job_id = stack.post(key, {"prompt": "Tell me of a river.", "stream": True}).json["job_id"]

@@ -44,12 +44,12 @@ MUTANTS = (
     Mutant(
         "ignore the lease: take over whatever is in processing",
         "lifecycle.py",
-        "Guard(_PROCESSING, claims=job.claims, due_by=now, deadline_after=now, unexpired_at=now)",
+        "replace(_lapsed(job, now), deadline_after=now, unexpired_at=now)",
         "Guard(_PROCESSING, claims=job.claims, deadline_after=now, unexpired_at=now)",
         also=(
             (
                 "execution.py",
-                "case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:",
+                "case JobStatus.PROCESSING if row.lapses_at <= now:",
                 "case JobStatus.PROCESSING:",
             ),
         ),
@@ -81,10 +81,8 @@ MUTANTS = (
     Mutant(
         "count attempts only on clean failure",
         "lifecycle.py",
-        "                due_at=now + LEASE_MS,\n                add_claims=1,\n                add_attempts=1,\n            )\n"
-        "        except Conflict as conflict:\n            row = conflict.current",
-        "                due_at=now + LEASE_MS,\n                add_claims=1,\n            )\n"
-        "        except Conflict as conflict:\n            row = conflict.current",
+        '            "add_claims": 1,\n            "add_attempts": 1,\n',
+        '            "add_claims": 1,\n',
     ),
     Mutant(
         "no repair of queued jobs",
@@ -95,8 +93,8 @@ MUTANTS = (
     Mutant(
         "no repair of lost workers",
         "repair.py",
-        "            self.lifecycle.lose(job) if overdue else",
-        "            None if overdue else",
+        "            self.lifecycle.lose(job) if lapsed else",
+        "            None if lapsed else",
     ),
     Mutant(
         "no repair of untold targets",
@@ -107,13 +105,13 @@ MUTANTS = (
     Mutant(
         "put a job back though its lease is alive",
         "repair.py",
-        "self.lifecycle.lose(job) if overdue else self.lifecycle.remind(job, alone=True)",
+        "self.lifecycle.lose(job) if lapsed else self.lifecycle.remind(job, alone=True)",
         "self.lifecycle.lose(job)",
         also=(
             (
                 "lifecycle.py",
-                "Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by)",
-                "Guard(_PROCESSING, claims=job.claims)",
+                "ours = Guard(_PROCESSING, claims=job.claims) if lapsed_by is None else _lapsed(job, lapsed_by)",
+                "ours = Guard(_PROCESSING, claims=job.claims)",
             ),
         ),
     ),
@@ -132,8 +130,8 @@ MUTANTS = (
     Mutant(
         "waiting for the provider's limit uses up attempts",
         "lifecycle.py",
-        'more: Patch = {"add_attempts": -1, "slot": slot, "place": place}',
-        'more: Patch = {"slot": slot, "place": place}',
+        'more: Patch = {"add_attempts": -1, "slot": slot, "place": place, "parked_since": since}',
+        'more: Patch = {"slot": slot, "place": place, "parked_since": since}',
     ),
     Mutant(
         "a call refused for its rate is called again at once",
@@ -204,14 +202,20 @@ MUTANTS = (
     Mutant(
         "tell without noting it",
         "delivery.py",
-        "            self._write(job, replace(told, last_error=None))",
+        "            self._write(job, told, read=read)",
         "            pass",
+    ),
+    Mutant(
+        "leave a job in hand due in an hour",
+        "lifecycle.py",
+        "return self.store.update(job_id, replace(startable, due_by=soon), **taken)",
+        "return self.store.update(job_id, startable, **taken)",
     ),
     Mutant(
         "do not renew leases",
         "execution.py",
-        "                self._lifecycle.renew(lease.job)\n",
-        "                pass\n",
+        "                row = self._lifecycle.renew(lease.job, lease.due_at)\n",
+        "                row = lease.job\n",
     ),
     Mutant(
         "cancel over a final status",
@@ -282,17 +286,24 @@ MUTANTS = (
 )
 
 
+def broken(mutant: Mutant, package: Path) -> dict[str, str]:
+    """The files that the mutant breaks, by name, as they are then. Raises ValueError if what it quotes is not there."""
+    files: dict[str, str] = {}
+    for name, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.also):
+        text = files.get(name) or (package / name).read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"mutant {mutant.name!r}: its text stands {text.count(old)} times in {name}")
+        files[name] = text.replace(old, new)
+    return files
+
+
 def caught(mutant: Mutant, seeds: int) -> str | None:
     """The last line of what the simulator says of the mutant; None if it says nothing."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "backburner"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, old, new in ((mutant.file, mutant.old, mutant.new), *mutant.also):
-            file = copy / name
-            text = file.read_text()
-            if text.count(old) != 1:
-                raise SystemExit(f"mutant {mutant.name!r}: its text stands {text.count(old)} times in {name}")
-            file.write_text(text.replace(old, new))
+        for name, text in broken(mutant, copy).items():
+            (copy / name).write_text(text)
         run = subprocess.run(
             [sys.executable, "-m", "tests.simulation", "--seeds", str(seeds), "--quiet"],
             cwd=ROOT,

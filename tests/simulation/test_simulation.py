@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.simulation.hazards import Fate
 from tests.simulation.history import live_through, run_history
+from tests.simulation.mutants import MUTANTS, PACKAGE, Mutant, broken
 from tests.simulation.scenarios import SCENARIOS, Scenario, every_strike, live
 
 
@@ -32,6 +33,14 @@ def test_every_invariant_holds_in_seeded_histories(first: int) -> None:
 def test_hypothesis_finds_no_history_that_breaks_an_invariant(dice: random.Random) -> None:
     """The same histories with every turn chosen, and shrunk, by Hypothesis."""
     assert live_through(dice).calls >= 0
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_breaks_the_code_as_it_stands(mutant: Mutant) -> None:
+    """That each is caught is seen by `make simulate-mutants`, which takes its time."""
+    for name, text in broken(mutant, PACKAGE).items():
+        assert text != (PACKAGE / name).read_text()
+        compile(text, name, "exec")
 
 
 def test_a_seed_makes_the_same_history_each_time() -> None:

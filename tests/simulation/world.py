@@ -43,6 +43,7 @@ from backburner.models import (
     Usage,
 )
 from backburner.ports import Background, Conflict, Guard, Patch
+from backburner.repair import LOOK_AHEAD_MS
 from tests.fakes.house import ALICE, House
 from tests.fakes.memory import (
     MODEL,
@@ -470,7 +471,9 @@ class World:
             must(len(mine) == 1, "the answer is one that this run was given")
             must(mine[0].split()[-2] == str(before.claims), "only who holds the job finishes it")
         if after.claims > before.claims and before.status is JobStatus.PROCESSING:
-            must((before.due_at or 0) <= self.time + SKEW_MS_MAX, "a live lease is not taken over")
+            must(before.lapses_at <= self.time + SKEW_MS_MAX, "a live lease is not taken over")
+        if after.status is JobStatus.PROCESSING and after.claims > before.claims:
+            must((after.due_at or 0) <= self.time + LOOK_AHEAD_MS + SKEW_MS_MAX, "the next repair sees a job in hand")
         must(after.attempts <= self.attempts_max, "attempts stay within their bound")
         if not after.status.is_final or after.pending:
             must(after.due_at is not None, "an unfinished row says when somebody must look again")

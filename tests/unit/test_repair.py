@@ -44,6 +44,59 @@ def test_a_killed_workers_job_is_taken_over_within_90_seconds() -> None:
         assert house.clock.now() - killed <= 90_000
 
 
+def test_a_job_that_waited_long_is_taken_over_as_soon() -> None:
+    """When it is claimed, its next look lies an hour off; that of a job in hand must not."""
+    house = House()
+    job = house.accept()
+    for _ in range(60):
+        house.clock.advance(60)
+        house.repair.run_once()
+    assert (house.job(job.job_id).due_at or 0) > house.clock.now() + 120_000
+    _kill_during_the_call(house, job)
+    killed = house.clock.now()
+    house.hints.sent.clear()
+    while house.job(job.job_id).status is not JobStatus.COMPLETED:
+        assert house.clock.now() - killed < 90_000
+        house.clock.advance(1)
+        if (house.clock.now() - killed) % 60_000 == 59_000:
+            house.repair.run_once()
+        house.work()
+
+
+def test_a_call_moves_nothing_in_the_repairers_index_until_it_is_a_minute_old() -> None:
+    """The lease is no key of it: a claim and a renewal cost their row's write only."""
+    house = House()
+    due_at = house.accept().due_at
+    lease = house.leases
+    job = house.lifecycle.claim(next(iter(house.store.rows)), "worker")
+    seen = []
+    with lease.hold(job):
+        for _ in range(15):
+            house.clock.advance(10)
+            lease.tick()
+            row = house.job(job.job_id)
+            assert row.lease_until == house.clock.now() + LEASE_MS
+            seen.append(row.due_at)
+    assert seen[:5] == [due_at] * 5
+    began = house.clock.now() - 150_000
+    assert seen[5:] == [began + 120_000] * 6 + [began + 180_000] * 4  # so that what is overdue is not behind it
+
+
+def test_a_row_of_before_leases_had_a_field_of_their_own_lapses_when_it_is_due() -> None:
+    """Its worker, of an earlier version, is dead; a live one renews by `due_at`."""
+    house = House()
+    job = house.accept()
+    house.lifecycle.claim(job.job_id, "old worker")
+    now = house.clock.now()
+    house.store.rows[job.job_id] = replace(house.job(job.job_id), lease_until=None, due_at=now + LEASE_MS)
+    house.hints.sent.clear()
+    house.repair.run_once()
+    assert house.job(job.job_id).status is JobStatus.PROCESSING
+    house.clock.time += LEASE_MS + 1
+    house.work()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
+
+
 def test_sqs_06_a_job_that_kills_its_worker_ends_after_its_attempts() -> None:
     """However often it is delivered, under whatever message: calls <= attempts, and an honest code."""
     house = House()

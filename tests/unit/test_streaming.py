@@ -260,7 +260,7 @@ def test_a_job_that_nobody_wants_to_hear_costs_nothing(room: Room) -> None:
     job = room.house.lifecycle.claim(room.house.accept().job_id, "worker")
     with room.live.listening(job) as audience:
         audience.say("unheard")
-        audience.seen(room.house.lifecycle.renew(job))
+        audience.seen(room.house.lifecycle.renew(job, job.due_at))
         assert threading.active_count() == before
     assert room.connections.looks == 0
 

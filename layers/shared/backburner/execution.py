@@ -94,6 +94,7 @@ class Lease:
 
     handle: the provider's name for the call, where it goes on without us; called_at: when the call began.
     audience: who gets the answer while it is written, if anybody. slot: leave to make the call.
+    due_at: the row's, as last seen.
     """
 
     job: Job
@@ -103,6 +104,7 @@ class Lease:
     called_at: EpochMs | None = None
     audience: Audience | None = None
     slot: Slot | None = None
+    due_at: EpochMs | None = None
     lost: threading.Event = field(default_factory=threading.Event)
 
 
@@ -119,7 +121,7 @@ class Leases:
     @contextmanager
     def hold(self, job: Job) -> Iterator[Lease]:
         """Keep the job's lease while the block runs."""
-        lease = Lease(job, renew_at=self._clock.now() + RENEW_MS, handle=job.handle)
+        lease = Lease(job, renew_at=self._clock.now() + RENEW_MS, handle=job.handle, due_at=job.due_at)
         with self._lock:
             self._held[id(lease)] = lease
         try:
@@ -141,8 +143,8 @@ class Leases:
             if now < lease.renew_at or lease.lost.is_set():
                 continue
             try:
-                row = self._lifecycle.renew(lease.job)
-                lease.renew_at = now + RENEW_MS
+                row = self._lifecycle.renew(lease.job, lease.due_at)
+                lease.renew_at, lease.due_at = now + RENEW_MS, row.due_at
                 if lease.audience is not None:
                     lease.audience.seen(row)
             except Conflict as conflict:
@@ -285,7 +287,7 @@ class Execution:
                 self.lifecycle.expire(row)
             case JobStatus.QUEUED:  # not yet; or only by the clock's word at the claim, a moment ago
                 self.lifecycle.remind(row, alone=hint.alone)
-            case JobStatus.PROCESSING if row.due_at is not None and row.due_at <= now:
+            case JobStatus.PROCESSING if row.lapses_at <= now:
                 if not self.lifecycle.is_lost_for_good(row):
                     taken = self.lifecycle.take_over(row, owner)
                     self.journal.note("job_repaired", job_id=row.job_id, kind="taken_over")

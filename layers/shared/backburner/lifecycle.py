@@ -98,6 +98,13 @@ def patience(job: Job, now: EpochMs) -> int:
     return min(max(waited, PATIENCE_MS), PATIENCE_MS_MAX)
 
 
+def _lapsed(job: Job, now: EpochMs) -> Guard:
+    """In processing, by the claim that was read, and its lease is over."""
+    if job.lease_until is None:
+        return Guard(_PROCESSING, claims=job.claims, due_by=now)
+    return Guard(_PROCESSING, claims=job.claims, lease_by=now)
+
+
 def _as_read(job: Job) -> Guard:
     """An ended job of which nothing was told since it was read."""
     return Guard(_FINAL, claims=job.claims, outbox=job.outbox)
@@ -135,36 +142,53 @@ class Lifecycle:
     # ── Taking a job ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, job_id: str, owner: str) -> Job:
-        """Take a queued job. The one write of the hot path. Raises Conflict with the row if it is not to be had."""
+        """Take a queued job. The one write of the hot path. Raises Conflict with the row if it is not to be had.
+
+        A job that has waited long is due later than the repairer looks ahead, which takes a second write: a lost worker
+        must be noticed at its next run.
+        """
         now = self.clock.now()
         startable = Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)
+        taken: Patch = {
+            "status": JobStatus.PROCESSING,
+            "owner": owner,
+            "claimed_at": now,
+            "waiting_since": None,
+            "lease_until": now + LEASE_MS,
+            "add_claims": 1,
+            "add_attempts": 1,
+        }
+        soon = now + PATIENCE_MS
         try:
-            return self.store.update(
-                job_id,
-                startable,
-                status=JobStatus.PROCESSING,
-                owner=owner,
-                claimed_at=now,
-                waiting_since=None,
-                due_at=now + LEASE_MS,
-                add_claims=1,
-                add_attempts=1,
-            )
+            return self.store.update(job_id, replace(startable, due_by=soon), **taken)
         except Conflict as conflict:
             row = conflict.current
-            if row is not None and row.owner == owner and row.status is JobStatus.PROCESSING:
-                return row  # ours: only the reply to the first try was lost
-            raise
+            if row is None or row.status is not JobStatus.QUEUED or (row.due_at or 0) <= soon:
+                return self._ours(conflict, owner)
+        taken["due_at"] = soon
+        try:
+            return self.store.update(job_id, startable, **taken)
+        except Conflict as conflict:
+            return self._ours(conflict, owner)
+
+    @staticmethod
+    def _ours(conflict: Conflict, owner: str) -> Job:
+        """The row if this claim has taken it: only the reply to an earlier try was lost. Else raises the conflict."""
+        row = conflict.current
+        if row is not None and row.owner == owner and row.status is JobStatus.PROCESSING:
+            return row
+        raise conflict
 
     def take_over(self, job: Job, owner: str) -> Job:
         """Take a job whose lease has lapsed from the worker that lost it. Raises Conflict."""
         now = self.clock.now()
         return self.store.update(
             job.job_id,
-            Guard(_PROCESSING, claims=job.claims, due_by=now, deadline_after=now, unexpired_at=now),
+            replace(_lapsed(job, now), deadline_after=now, unexpired_at=now),
             owner=owner,
             claimed_at=now,
-            due_at=now + LEASE_MS,
+            lease_until=now + LEASE_MS,
+            due_at=now + PATIENCE_MS,
             add_claims=1,
             add_attempts=1,
             append_log=(self._lost(job, now),),
@@ -178,7 +202,8 @@ class Lifecycle:
             "status": JobStatus.PROCESSING,
             "owner": owner,
             "claimed_at": now,
-            "due_at": now + LEASE_MS,
+            "lease_until": now + LEASE_MS,
+            "due_at": now + PATIENCE_MS,
             "attempts": 1,
         }
         return self.store.update(job.job_id, self._may_run_again(job, now), **patch)
@@ -257,10 +282,16 @@ class Lifecycle:
             "add_claims": 1,
         }
 
-    def renew(self, job: Job) -> Job:
-        """Extend the lease of a job being worked on; its row. Raises Conflict when it is ours no more."""
+    def renew(self, job: Job, due_at: EpochMs | None) -> Job:
+        """Extend the lease of a job being worked on; its row. Raises Conflict when it is ours no more.
+
+        due_at: the row's, as last seen. What is overdue moves on, since the repairer takes the longest overdue first.
+        """
         now = self.clock.now()
-        return self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), due_at=now + LEASE_MS)
+        patch: Patch = {"lease_until": now + LEASE_MS}
+        if due_at is None or due_at <= now:
+            patch["due_at"] = now + PATIENCE_MS
+        return self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), **patch)
 
     def remember(self, job: Job, handle: str) -> None:
         """Note the provider's name for the call, before waiting for it. Raises Conflict when it is ours no more."""
@@ -413,7 +444,7 @@ class Lifecycle:
             return
         self._end(
             job,
-            Guard(_PROCESSING, claims=job.claims, due_by=now),
+            _lapsed(job, now),
             JobStatus.FAILED,
             dead=True,
             error=(WorkerLost() if self.retry_unknown or job.handle else OutcomeUnknown()).failure(),
@@ -453,13 +484,15 @@ class Lifecycle:
             "waiting_since": job.began_at,
             "due_at": min(available_at + PATIENCE_MS, job.deadline_at),
             "claimed_at": None,
+            "lease_until": None,
             "error": why,
             "slot": None,
             "place": None,
             "parked_since": None,
         }
         patch.update(more)
-        row = self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims, due_by=lapsed_by), **patch)
+        ours = Guard(_PROCESSING, claims=job.claims) if lapsed_by is None else _lapsed(job, lapsed_by)
+        row = self.store.update(job.job_id, ours, **patch)
         self._hint_or_leave_due(row, alone=lapsed_by is not None)
 
     # ── Hints ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -495,7 +528,7 @@ class Lifecycle:
 
         A wait beyond DELAY_SECONDS_MAX is a chain of such hints.
         """
-        ready_at = job.due_at or 0 if job.status is JobStatus.PROCESSING else job.available_at
+        ready_at = job.lapses_at if job.status is JobStatus.PROCESSING else job.available_at
         wait_ms = max(0, ready_at - self.clock.now())
         delay_seconds = min(-(-wait_ms // 1000), DELAY_SECONDS_MAX)  # rounded up: early hints are of no use
         died = job.claims if job.status is JobStatus.FAILED else None
@@ -719,27 +752,30 @@ class Lifecycle:
         now = self.clock.now()
         targets = ((DEAD_LETTER,) if dead else ()) + job.targets + ((BUDGET,) if job.charge is not None else ())
         outbox = tuple(Notice(target) for target in targets)
-        patch_log = (attempt,) if attempt is not None else ()
+        patch: Patch = {
+            "status": status,
+            "claimed_at": None,
+            "lease_until": None,
+            "waiting_since": None,
+            "handle": None,
+            "slot": None,
+            "place": None,
+            "parked_since": None,
+            "result": result,
+            "error": error,
+            "finished_at": now,
+            "outbox": outbox,
+            "expires_at": max(job.expires_at, now // 1000 + DEAD_SECONDS) if dead else job.expires_at,
+            "append_log": (attempt,) if attempt is not None else (),
+        }
+        # It stays as at the claim if that is about when to look whether all were told; to move it is two writes more.
+        is_about_then = now + LEASE_MS <= (job.due_at or 0) <= now + PATIENCE_MS
+        if not (outbox and job.status is JobStatus.PROCESSING and is_about_then):
+            patch["due_at"] = now + PATIENCE_MS if outbox else None
 
         def write() -> Job:
-            return self.store.update(
-                job.job_id,
-                replace(guard, targets=job.targets),  # one that came meanwhile must not be forgotten
-                status=status,
-                claimed_at=None,
-                waiting_since=None,
-                handle=None,
-                slot=None,
-                place=None,
-                parked_since=None,
-                result=result,
-                error=error,
-                finished_at=now,
-                due_at=now + PATIENCE_MS if outbox else None,
-                outbox=outbox,
-                expires_at=max(job.expires_at, now // 1000 + DEAD_SECONDS) if dead else job.expires_at,
-                append_log=patch_log,
-            )
+            # A target that came meanwhile must not be forgotten.
+            return self.store.update(job.job_id, replace(guard, targets=job.targets), **patch)
 
         try:
             row = self.insist(write) if patient else write()

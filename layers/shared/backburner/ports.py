@@ -63,6 +63,7 @@ class Guard:
     claims: int | None = None
     available_by: EpochMs | None = None
     due_by: EpochMs | None = None
+    lease_by: EpochMs | None = None
     deadline_after: EpochMs | None = None
     unexpired_at: EpochMs | None = None
     due_at: EpochMs | None = None
@@ -80,6 +81,7 @@ class Patch(TypedDict, total=False):
     deadline_at: EpochMs
     expires_at: EpochSeconds
     due_at: EpochMs | None
+    lease_until: EpochMs | None
     claimed_at: EpochMs | None
     finished_at: EpochMs | None
     waiting_since: EpochMs | None
@@ -89,6 +91,7 @@ class Patch(TypedDict, total=False):
     handle: str | None
     slot: Slot | None
     place: EpochMs | None
+    parked_since: EpochMs | None
     slack: SlackOrigin
     result: Payload | None
     error: Failure | None

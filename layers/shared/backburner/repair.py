@@ -86,11 +86,11 @@ class Repair:
 
     def _step(self, job: Job) -> None:
         now = self.clock.now()
-        overdue = job.due_at is not None and job.due_at <= now
         if job.status is JobStatus.PROCESSING:
-            self.lifecycle.lose(job) if overdue else self.lifecycle.remind(job, alone=True)
-            kind = "worker_lost" if overdue else None  # a reminder repairs nothing yet
-        elif not overdue:
+            lapsed = job.lapses_at <= now
+            self.lifecycle.lose(job) if lapsed else self.lifecycle.remind(job, alone=True)
+            kind = "worker_lost" if lapsed else None  # a reminder repairs nothing yet
+        elif job.due_at is None or job.due_at > now:
             return
         elif job.status is JobStatus.QUEUED:
             if job.deadline_at <= now:

@@ -57,7 +57,7 @@ _CONDITION_FAILED = "ConditionalCheckFailedException"
 _NUMBERS = (
     "created_at", "available_at", "deadline_at", "deadline_seconds", "expires_at", "due_at", "claims", "attempts",
     "claimed_at", "finished_at", "attempts_limit", "place", "parked_since", "ahead", "waiting_since",
-    "discarded_at",
+    "discarded_at", "lease_until",
 )  # fmt: skip
 _STRINGS = ("job_id", "client_id", "lane", "status", "fingerprint", "owner")
 _LISTED = ("request", "request_key", "result", "result_key", "log", "outbox", "metadata", "webhook")
@@ -208,6 +208,7 @@ class _Expressions:
             ("claims", "=", guard.claims),
             ("available_at", "<=", guard.available_by),
             ("due_at", "<=", guard.due_by),
+            ("lease_until", "<=", guard.lease_by),
             ("due_at", "=", guard.due_at),
             ("deadline_at", ">", guard.deadline_after),
             ("expires_at", ">", expired_by),
