@@ -240,8 +240,8 @@ def _drain(stack: Stack, lane: str, *, told: bool) -> tuple[int, int]:
     return batches, tellings
 
 
-def dollars(bill: Bill, jobs: int, call_seconds: float, *, batch: int) -> dict[str, float]:
-    """A million jobs at list prices; one status request a job."""
+def dollars(bill: Bill, jobs: int, call_seconds: float, *, batch: int, fair: bool = True) -> dict[str, float]:
+    """A million jobs at list prices; one status request a job. fair: whether the messages have groups."""
     prices = json.loads(PRICES.read_text())["aws"]
     memory = {
         name: body["Properties"]["MemorySize"] / 1024 for name, body in resources("AWS::Serverless::Function").items()
@@ -254,7 +254,7 @@ def dollars(bill: Bill, jobs: int, call_seconds: float, *, batch: int) -> dict[s
     per_job = {
         "DynamoDB": (bill.writes + bill.index_writes) * prices["dynamodb_million_writes"]
         + bill.reads * prices["dynamodb_million_reads"],
-        "SQS": bill.requests["sqs"] * prices["sqs_million_requests"],
+        "SQS": bill.requests["sqs"] * (prices["sqs_million_requests"] + fair * prices["sqs_million_fair_requests"]),
         "Lambda": (gb_seconds + working) * 1e6 * prices["lambda_gb_second"]["arm64"]
         + invocations * prices["lambda_million_requests"],
         "logs": bill.log_bytes / 1e9 * 1e6 * prices["logs_gb"],
@@ -370,7 +370,7 @@ def show(bills: Mapping[str, Bill], jobs: int, call_seconds: float) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     for name, bill in bills.items():
         for batch in (1,) if name == "in an afternoon" else (BATCH, 1):
-            sums = dollars(bill, jobs, call_seconds, batch=batch)
+            sums = dollars(bill, jobs, call_seconds, batch=batch, fair=name != "in an afternoon")
             table.add_row(name, str(batch), *(f"{value:.2f}" for value in sums.values()), f"{sum(sums.values()):.2f}")
     console.print(table)
 

@@ -67,7 +67,7 @@ def show(console: Console, title: str, crowd: Crowd) -> None:
     jobs = max(1, crowd.ends.total())
     writes = ", ".join(f"{kind} {count / jobs:.2f}" for kind, count in sorted(crowd.limits.writes.items()))
     console.print(
-        f"completed {done}, other ends {crowd.ends.total() - done}; limiter writes a job {crowd.limiter_writes:.2f} "
+        f"completed {done}, other ends {crowd.ends.total() - done} {dict(crowd.codes) or ''}; limiter writes a job {crowd.limiter_writes:.2f} "
         f"({writes}); times parked a job {crowd.journal.counts['job_parked'] / jobs:.2f}; "
         f"seconds asleep in a worker a job {crowd.journal.slot_wait_ms / 1000 / jobs:.1f}"
     )

@@ -30,9 +30,9 @@ TOKEN_BYTES = 4
 """Of text in a token, roughly."""
 ROW_BYTES, END_BYTES, ENTRY_BYTES = 800, 400, 200
 """A row without what is asked and answered; what its end adds; its entry by client, with what DynamoDB adds to both."""
-INDEX_WRITES, SLOT_WRITES = 5, 2
-"""What put, claim and finish of the row change in its indexes; its slot at the limiter."""
-RENEWALS_SECONDS, RENEWAL_INDEX_WRITES = 10, 2
+INDEX_WRITES, SLOT_WRITES = 3, 2
+"""What put and finish of the row change in its indexes; its slot at the limiter."""
+RENEWALS_SECONDS = 10
 KEPT_DAYS, LARGE_KEPT_DAYS, MONTH_DAYS = 15, 22, 30.4
 """By the template's defaults: 14 days after a deadline of one; large texts, by the bucket's own rule."""
 SQS_REQUESTS = 3
@@ -110,7 +110,7 @@ def writes(load: Load) -> int:
     """Write units of a job that succeeds at once: put, claim, renewals and finish of its row, indexes, its slot."""
     accepted, ended = (math.ceil(size / 1024) for size in load.rows)
     renewals = math.floor(load.seconds / RENEWALS_SECONDS)
-    return 2 * accepted + ended + INDEX_WRITES + SLOT_WRITES + renewals * (accepted + RENEWAL_INDEX_WRITES)
+    return 2 * accepted + ended + INDEX_WRITES + SLOT_WRITES + renewals * accepted
 
 
 def stored_gb(load: Load) -> tuple[float, float]:

@@ -23,6 +23,6 @@ def _middle(rows: Sequence[Row]) -> Row:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    if any(value is None or isinstance(value, str) for value in values):
+    if any(value is None or isinstance(value, str | list) for value in values):
         return values[-1]
     return statistics.median(values)

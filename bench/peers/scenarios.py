@@ -46,19 +46,28 @@ def _crash(peer: Peer, say: Say, seed: int, share: float, more: Mapping[str, str
     with _stage(peer, 2, 4, {"PEER_RECOVERY": "1", **more}) as stage:
         stage.provider.configure(latency_seconds=2.0)
         stage.submit(_numbered(jobs))
+        killed_at: list[float] = []
         for number in range(kills):
             time.sleep(dice.uniform(2, 6))
             stage.kill(dice)
+            killed_at.append(time.time())
             say(f"killed {number + 1} of {kills}")
-        killed = time.time()
         ends = _until_ended(stage, jobs, patience, say)
-        recovered = time.time() - killed if sum(ends.values()) >= jobs else None
+        recovered = time.time() - killed_at[-1] if sum(ends.values()) >= jobs else None
         calls = stage.provider.calls()
     return {
         "peer": peer.title, "limit": "end with their worker", "jobs": jobs, "kills": kills, **ends,
         "not_ended": jobs - sum(ends.values()), "cut_off": sum(call["outcome"] == "client_gone" for call in calls),
         "extra_calls": sum(count - 1 for count in _billed(calls).values()), "recovery_seconds": recovered,
+        "repeated_ms_before_a_kill": _before_a_kill(calls, killed_at),
     }  # fmt: skip
+
+
+def _before_a_kill(calls: Sequence[Mapping[str, Any]], killed_at: Sequence[float]) -> list[int]:
+    """How long before a kill those calls had begun that were paid for and then made again, in milliseconds."""
+    again = {prompt for prompt, count in _billed(calls).items() if count > 1}
+    firsts = [min(call["began"] for call in calls if call["prompt"] == prompt) for prompt in again]
+    return sorted(round(1000 * min((at - began for at in killed_at if at >= began), default=-1)) for began in firsts)
 
 
 def same_key(peer: Peer, say: Say, seed: int, share: float) -> list[Row]:  # noqa: ARG001

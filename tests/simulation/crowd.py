@@ -344,6 +344,7 @@ class Crowd:
         self.journal = CountingJournal()
         self.accepted: dict[int, float] = {}
         self.ends: Counter[JobStatus] = Counter()
+        self.codes: Counter[str] = Counter()
         self._chance = FakeChance(seed + 1)
         self._catalogue = MemoryCatalogue(*(one.model for one in models))
         self._front = self._house(VirtualClock(self.timeline), near=True)
@@ -402,6 +403,8 @@ class Crowd:
 
     def _ended(self, row: Job) -> None:
         self.ends[row.status] += 1
+        if row.error is not None:
+            self.codes[row.error.code] += 1
 
     def _work(self, lane: Lane) -> None:
         house = self._house(VirtualClock(self.timeline, self.dice.randint(-SKEW_US, SKEW_US)))

@@ -103,7 +103,7 @@ type Values = dict[Metric, float]
 @cache
 def logger() -> Logger:
     """The function's logger; service and level come from POWERTOOLS_SERVICE_NAME and POWERTOOLS_LOG_LEVEL."""
-    return Logger(utc=True)
+    return Logger(utc=True, location=None)  # a line in this file says nothing
 
 
 _subject: ContextVar[Mapping[str, Any]] = ContextVar("subject", default={})  # noqa: B039  never changed, only replaced
