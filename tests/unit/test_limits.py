@@ -201,6 +201,19 @@ def test_patience_waits_inside_the_call(desk: Desk) -> None:
     assert desk.clock.now() - before <= 100
 
 
+def test_a_process_may_find_its_limit_full_for_hours(desk: Desk) -> None:
+    """However often it has tried in vain, it tries on; the spread of its tries stays within the lane's horizon."""
+    desk.store.gauges["model#m-1"] = Gauge("model#m-1", revision=1)
+    for _ in range(2_000):
+        full = {"requests": (desk.clock.now() + 10_000) * 1000}
+        desk.store.gauges["model#m-1"] = replace(desk.gauge(), cursors=full)
+        got = desk.ask(question(ONE_A_SECOND), lane=Lane.STANDARD, client="a")
+        assert isinstance(got, Later)
+        assert got.place - desk.clock.now() <= 12_500  # it is free in 10 s, and half of the horizon is 2.5
+        desk.clock.advance(20)
+    assert isinstance(desk.ask(question(ONE_A_SECOND), lane=Lane.STANDARD, client="b"), Slot)
+
+
 def test_nobody_waits_behind_a_sleeper(desk: Desk) -> None:
     """A thread that sleeps until the next try keeps no other from its slot: it would start late, with all the rest."""
     got: list[Slot | Later] = []

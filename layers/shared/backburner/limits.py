@@ -93,6 +93,8 @@ CONTENDED_FRESH_MS = 20
 """Where many wait for the same limit, a look before each try: a refused write costs ten times as much as a read."""
 UNLIMITED_FRESH_MS = 5_000
 SPREAD_MS = 50
+MISSES_MAX = 10
+"""More make the spread no wider, since the horizon bounds it; a process may see its limit full for hours."""
 TRIES = 8
 
 
@@ -288,7 +290,7 @@ class SlotLimiter:
             if refusal is None:
                 turn.not_before, turn.misses = 0, 0
             elif wish.got is None:
-                turn.misses += 1
+                turn.misses = min(turn.misses + 1, MISSES_MAX)
                 # Spread the processes that wait for the same limit, the wider the more of them there seem to be.
                 spread = min(HORIZON_MS[turn.lane] / 2, SPREAD_MS * 2.0**turn.misses)
                 turn.not_before = max(refusal.place, now) + round(self._chance.uniform(1, spread))
