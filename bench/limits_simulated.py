@@ -65,9 +65,10 @@ def show(console: Console, title: str, crowd: Crowd) -> None:
     console.print(table)
     done = crowd.ends[JobStatus.COMPLETED]
     jobs = max(1, crowd.ends.total())
+    others = f"other ends {crowd.ends.total() - done} {dict(crowd.codes) or ''}"
     writes = ", ".join(f"{kind} {count / jobs:.2f}" for kind, count in sorted(crowd.limits.writes.items()))
     console.print(
-        f"completed {done}, other ends {crowd.ends.total() - done} {dict(crowd.codes) or ''}; limiter writes a job {crowd.limiter_writes:.2f} "
+        f"completed {done}, {others}; limiter writes a job {crowd.limiter_writes:.2f} "
         f"({writes}); times parked a job {crowd.journal.counts['job_parked'] / jobs:.2f}; "
         f"seconds asleep in a worker a job {crowd.journal.slot_wait_ms / 1000 / jobs:.1f}"
     )
