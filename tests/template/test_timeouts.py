@@ -229,10 +229,17 @@ def test_sam_01_the_shipped_timeouts_fit_together(rule: Any) -> None:
     assert rule(shipped()) == []
 
 
+def test_the_longest_batching_windows_fit() -> None:
+    """Whatever the parameters allow; a second less of visibility would not do."""
+    windows = {"StandardBatchSeconds": 30, "BulkBatchSeconds": 30}
+    assert visibility(shipped(**windows)) == []
+    assert visibility(shipped(put("Mappings.Timeouts.Seconds.Visibility", 1829), **windows)) != []
+
+
 @pytest.mark.parametrize(
     ("rule", "edits"),
     [
-        pytest.param(visibility, [put("Mappings.Timeouts.Seconds.Worker", 301)], id="worker-timeout-in-mapping"),
+        pytest.param(visibility, [put("Mappings.Timeouts.Seconds.Worker", 306)], id="worker-timeout-in-mapping"),
         pytest.param(visibility, [put(WORKER_TIMEOUT, 900)], id="worker-timeout-literal"),
         pytest.param(
             visibility,
@@ -244,7 +251,7 @@ def test_sam_01_the_shipped_timeouts_fit_together(rule: Any) -> None:
         ),
         pytest.param(visibility, [drop(RESOURCE("StandardQueue", "VisibilityTimeout"))], id="no-visibility"),
         pytest.param(visibility, [put("Mappings.Timeouts.Seconds.Visibility", 1799)], id="visibility-in-mapping"),
-        pytest.param(visibility, [put(SOURCE("MaximumBatchingWindowInSeconds"), 1)], id="batching-window"),
+        pytest.param(visibility, [put(SOURCE("MaximumBatchingWindowInSeconds"), 31)], id="batching-window"),
         pytest.param(call, [put("Mappings.Timeouts.Seconds.Call", 291)], id="longer-call"),
         pytest.param(call, [put("Mappings.Timeouts.Seconds.Worker", 249)], id="shorter-worker"),
         pytest.param(call, [drop(WORKER_TIMEOUT)], id="default-timeout"),
