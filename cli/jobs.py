@@ -104,8 +104,15 @@ def document(desk: Desk, job: Job, *, content: bool) -> dict[str, Any]:
         "deliveries": [{"target": n.target, "status": n.status, "tries": n.tries, "last_error": n.last_error}
                        for n in job.outbox],
     }  # fmt: skip
-    if job.discarded_at is not None:
-        shown["discarded_at"] = job.discarded_at // 1000
+    instants = {
+        "available_at": job.available_at if job.status is JobStatus.QUEUED else None,
+        "parked_since": job.parked_since,
+        "turn_at": job.place,
+        "slot_at": job.slot.start_at if job.slot else None,
+        "lease_until": job.lease_until,
+        "discarded_at": job.discarded_at,
+    }
+    shown |= {name: instant // 1000 for name, instant in instants.items() if instant is not None}
     if content:
         shown["request"] = desk.redrive.request_of(job)
     return shown

@@ -495,7 +495,7 @@ class SlotLimiter:
         self._journal.note("model_held", model=model.name, hold_ms=hold_ms)
 
     def failed(self, model: ModelInfo) -> None:
-        """Count a strike; from the sixth on, calls become probes with growing pauses between."""
+        """Count a strike; from the fifth on, calls become probes with growing pauses between."""
         now = self._clock.now()
         with suppress(PortUnavailable):  # the next failure says the same
             gauge = self._revise(model, lambda gauge: _struck(gauge, now))
