@@ -32,7 +32,8 @@ ROW_BYTES, END_BYTES, ENTRY_BYTES = 800, 400, 200
 """A row without what is asked and answered; what its end adds; its entry by client, with what DynamoDB adds to both."""
 INDEX_WRITES, SLOT_WRITES = 3, 2
 """What put and finish of the row change in its indexes; its slot at the limiter."""
-RENEWALS_SECONDS = 10
+RENEWALS_SECONDS, DUE_SECONDS = 10, 30
+"""A call's lease is renewed so often; beyond every so many seconds that also moves an entry of an index, two units."""
 KEPT_DAYS, LARGE_KEPT_DAYS, MONTH_DAYS = 15, 22, 30.4
 """By the template's defaults: 14 days after a deadline of one; large texts, by the bucket's own rule."""
 SQS_REQUESTS = 3
@@ -110,7 +111,8 @@ def writes(load: Load) -> int:
     """Write units of a job that succeeds at once: put, claim, renewals and finish of its row, indexes, its slot."""
     accepted, ended = (math.ceil(size / 1024) for size in load.rows)
     renewals = math.floor(load.seconds / RENEWALS_SECONDS)
-    return 2 * accepted + ended + INDEX_WRITES + SLOT_WRITES + renewals * accepted
+    moves = int(load.seconds // DUE_SECONDS)
+    return 2 * accepted + ended + INDEX_WRITES + SLOT_WRITES + renewals * accepted + 2 * moves
 
 
 def stored_gb(load: Load) -> tuple[float, float]:

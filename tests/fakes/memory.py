@@ -136,6 +136,7 @@ class MemoryStore:
                 guard.claims is None or row.claims == guard.claims,
                 guard.available_by is None or row.available_at <= guard.available_by,
                 guard.due_by is None or (row.due_at is not None and row.due_at <= guard.due_by),
+                guard.due_after is None or (row.due_at is not None and row.due_at >= guard.due_after),
                 guard.lease_by is None or (row.lease_until is not None and row.lease_until <= guard.lease_by),
                 guard.due_at is None or row.due_at == guard.due_at,
                 guard.deadline_after is None or row.deadline_at > guard.deadline_after,

@@ -49,7 +49,7 @@ MUTANTS = (
         also=(
             (
                 "execution.py",
-                "case JobStatus.PROCESSING if row.lapses_at <= now:",
+                "case JobStatus.PROCESSING if lapses_at(row) <= now:",
                 "case JobStatus.PROCESSING:",
             ),
         ),
@@ -208,8 +208,14 @@ MUTANTS = (
     Mutant(
         "leave a job in hand due in an hour",
         "lifecycle.py",
-        "return self.store.update(job_id, replace(startable, due_by=soon), **taken)",
+        "return self.store.update(job_id, replace(startable, due_after=lapse, due_by=soon), **taken)",
         "return self.store.update(job_id, startable, **taken)",
+    ),
+    Mutant(
+        "leave a job in hand due before its lease ends",
+        "lifecycle.py",
+        "        if due_at is None or due_at < now + LEASE_MS:",
+        "        if due_at is None:",
     ),
     Mutant(
         "do not renew leases",

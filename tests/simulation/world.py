@@ -23,7 +23,7 @@ from backburner.errors import (
     ProviderRefusedRequest,
     RateLimited,
 )
-from backburner.lifecycle import LEASE_MS, RENEW_MS
+from backburner.lifecycle import LEASE_MS, RENEW_MS, lapses_at
 from backburner.models import (
     DEAD_LETTER,
     WEBSOCKET,
@@ -471,7 +471,9 @@ class World:
             must(len(mine) == 1, "the answer is one that this run was given")
             must(mine[0].split()[-2] == str(before.claims), "only who holds the job finishes it")
         if after.claims > before.claims and before.status is JobStatus.PROCESSING:
-            must(before.lapses_at <= self.time + SKEW_MS_MAX, "a live lease is not taken over")
+            must(lapses_at(before) <= self.time + SKEW_MS_MAX, "a live lease is not taken over")
+        if after.status is JobStatus.PROCESSING:
+            must((after.due_at or 0) >= (after.lease_until or 0), "an older version sees no lease lapse that has not")
         if after.status is JobStatus.PROCESSING and after.claims > before.claims:
             must((after.due_at or 0) <= self.time + LOOK_AHEAD_MS + SKEW_MS_MAX, "the next repair sees a job in hand")
         must(after.attempts <= self.attempts_max, "attempts stay within their bound")

@@ -1,14 +1,18 @@
 """The loop that repairs everything."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from backburner.errors import Overloaded
-from backburner.lifecycle import LEASE_MS
+from backburner.lifecycle import LEASE_MS, PATIENCE_MS
 from backburner.models import Hint, Job, JobStatus, Lane
+from backburner.ports import Conflict
 from tests.fakes.house import House
 from tests.fakes.memory import ScriptedProvider
+
+SECRET = "whsec_ZXhhbXBsZS1rZXktMDEyMzQ1Njc4OWFiY2RlZg=="
 
 
 class _KilledError(BaseException):
@@ -63,10 +67,10 @@ def test_a_job_that_waited_long_is_taken_over_as_soon() -> None:
         house.work()
 
 
-def test_a_call_moves_nothing_in_the_repairers_index_until_it_is_a_minute_old() -> None:
-    """The lease is no key of it: a claim and a renewal cost their row's write only."""
+def test_a_call_moves_its_row_in_the_repairers_index_once_in_half_a_minute() -> None:
+    """The lease is no key of it: a claim and most renewals cost their row's write only. Nor does it outlive the key."""
     house = House()
-    due_at = house.accept().due_at
+    due_at = house.accept().due_at or 0
     lease = house.leases
     job = house.lifecycle.claim(next(iter(house.store.rows)), "worker")
     seen = []
@@ -76,10 +80,60 @@ def test_a_call_moves_nothing_in_the_repairers_index_until_it_is_a_minute_old() 
             lease.tick()
             row = house.job(job.job_id)
             assert row.lease_until == house.clock.now() + LEASE_MS
+            assert row.lease_until <= (row.due_at or 0) <= house.clock.now() + PATIENCE_MS
             seen.append(row.due_at)
-    assert seen[:5] == [due_at] * 5
-    began = house.clock.now() - 150_000
-    assert seen[5:] == [began + 120_000] * 6 + [began + 180_000] * 4  # so that what is overdue is not behind it
+    moved = [due_at + number * 40_000 for number in range(4)]
+    assert seen == [moved[0]] * 3 + [moved[1]] * 4 + [moved[2]] * 4 + [moved[3]] * 4
+
+
+def test_a_hint_that_comes_too_early_is_refused_once() -> None:
+    """The second write of a claim is for jobs that have waited, not for those that are to wait."""
+    house = House()
+    job = house.accept()
+    house.lifecycle.park(house.lifecycle.claim(job.job_id, "worker"), house.clock.now() + 600_000)
+    tried: list[str] = []
+    update = house.store.update
+
+    def counted(job_id: str, *given: Any, **patch: Any) -> Any:
+        tried.append(job_id)
+        return update(job_id, *given, **patch)
+
+    house.store.update = counted
+    with pytest.raises(Conflict):
+        house.lifecycle.claim(job.job_id, "early")
+    assert len(tried) == 1
+
+
+def test_a_job_cancelled_while_it_is_put_off_is_looked_at_soon() -> None:
+    """The row that a cancellation has read may be another by the time of its write, and due in an hour."""
+    house = House()
+    job = house.accept(webhook={"url": "https://receiver.example/", "secret": SECRET})
+    house.clock.advance(20)
+    claimed = house.lifecycle.claim(job.job_id, "worker")
+    assert claimed.due_at == job.due_at
+    house.lifecycle.park(claimed, house.clock.now() + 3_600_000)
+    assert house.lifecycle.cancel(claimed)
+    assert (house.job(job.job_id).due_at or 0) <= house.clock.now() + PATIENCE_MS
+
+
+def test_a_lease_that_an_older_version_took_over_is_in_due_at() -> None:
+    """It leaves `lease_until` as the dead worker had it, which says nothing of the living one."""
+    house = House()
+    job = house.accept()
+    house.lifecycle.claim(job.job_id, "killed")
+    house.clock.time += PATIENCE_MS + 1
+    now = house.clock.now()
+    row = house.job(job.job_id)
+    house.store.rows[job.job_id] = replace(
+        row, owner="old worker", claims=row.claims + 1, claimed_at=now, due_at=now + LEASE_MS
+    )
+    house.hints.sent.clear()
+    house.repair.run_once()
+    house.work()
+    assert house.job(job.job_id).owner == "old worker"
+    house.clock.time += LEASE_MS + 1
+    house.work()
+    assert house.job(job.job_id).status is JobStatus.COMPLETED
 
 
 def test_a_row_of_before_leases_had_a_field_of_their_own_lapses_when_it_is_due() -> None:

@@ -27,7 +27,7 @@ from backburner.errors import (
     RateLimited,
     WouldMissDeadline,
 )
-from backburner.lifecycle import RENEW_MS, Lifecycle
+from backburner.lifecycle import RENEW_MS, Lifecycle, lapses_at
 from backburner.models import (
     INLINE_BYTES_MAX,
     Answer,
@@ -287,7 +287,7 @@ class Execution:
                 self.lifecycle.expire(row)
             case JobStatus.QUEUED:  # not yet; or only by the clock's word at the claim, a moment ago
                 self.lifecycle.remind(row, alone=hint.alone)
-            case JobStatus.PROCESSING if row.lapses_at <= now:
+            case JobStatus.PROCESSING if lapses_at(row) <= now:
                 if not self.lifecycle.is_lost_for_good(row):
                     taken = self.lifecycle.take_over(row, owner)
                     self.journal.note("job_repaired", job_id=row.job_id, kind="taken_over")
@@ -554,7 +554,7 @@ class Execution:
                 model=attempt.model,
                 request_id=attempt.request_id,
                 call_ms=attempt.ended_at - began_at,
-                slot_wait_ms=began_at - (job.parked_since or job.claimed_at or began_at),
+                slot_wait_ms=max(0, began_at - (job.parked_since or job.claimed_at or began_at)),
                 first_token_ms=attempt.first_token_ms,
                 input_tokens=usage.input_tokens if usage else None,
                 output_tokens=usage.output_tokens if usage else None,

@@ -98,11 +98,20 @@ def patience(job: Job, now: EpochMs) -> int:
     return min(max(waited, PATIENCE_MS), PATIENCE_MS_MAX)
 
 
+def lapses_at(job: Job) -> EpochMs:
+    """When the lease of a job in processing ends.
+
+    Versions from before `lease_until` keep it in `due_at`, and leave an older claim's `lease_until` as it is.
+    """
+    if job.lease_until is not None and job.lease_until >= (job.claimed_at or 0) + LEASE_MS:
+        return job.lease_until
+    return job.due_at or 0
+
+
 def _lapsed(job: Job, now: EpochMs) -> Guard:
     """In processing, by the claim that was read, and its lease is over."""
-    if job.lease_until is None:
-        return Guard(_PROCESSING, claims=job.claims, due_by=now)
-    return Guard(_PROCESSING, claims=job.claims, lease_by=now)
+    ours = Guard(_PROCESSING, claims=job.claims)
+    return replace(ours, lease_by=now) if lapses_at(job) == job.lease_until else replace(ours, due_by=now)
 
 
 def _as_read(job: Job) -> Guard:
@@ -144,8 +153,9 @@ class Lifecycle:
     def claim(self, job_id: str, owner: str) -> Job:
         """Take a queued job. The one write of the hot path. Raises Conflict with the row if it is not to be had.
 
-        A job that has waited long is due later than the repairer looks ahead, which takes a second write: a lost worker
-        must be noticed at its next run.
+        `due_at` stays if it lies beyond the lease, as versions ask that have no `lease_until`, and within the minute
+        that the repairer looks ahead, so that a lost worker is noticed at its next run. A job that has waited for half
+        a minute takes a second write.
         """
         now = self.clock.now()
         startable = Guard(_QUEUED, available_by=now, deadline_after=now, unexpired_at=now)
@@ -158,13 +168,15 @@ class Lifecycle:
             "add_claims": 1,
             "add_attempts": 1,
         }
-        soon = now + PATIENCE_MS
+        lapse, soon = now + LEASE_MS, now + PATIENCE_MS
         try:
-            return self.store.update(job_id, replace(startable, due_by=soon), **taken)
+            return self.store.update(job_id, replace(startable, due_after=lapse, due_by=soon), **taken)
         except Conflict as conflict:
             row = conflict.current
-            if row is None or row.status is not JobStatus.QUEUED or (row.due_at or 0) <= soon:
+            if row is None or row.status is not JobStatus.QUEUED or lapse <= (row.due_at or 0) <= soon:
                 return self._ours(conflict, owner)
+            if row.available_at > now or row.deadline_at <= now:
+                raise
         taken["due_at"] = soon
         try:
             return self.store.update(job_id, startable, **taken)
@@ -189,6 +201,7 @@ class Lifecycle:
             claimed_at=now,
             lease_until=now + LEASE_MS,
             due_at=now + PATIENCE_MS,
+            parked_since=None,
             add_claims=1,
             add_attempts=1,
             append_log=(self._lost(job, now),),
@@ -285,11 +298,11 @@ class Lifecycle:
     def renew(self, job: Job, due_at: EpochMs | None) -> Job:
         """Extend the lease of a job being worked on; its row. Raises Conflict when it is ours no more.
 
-        due_at: the row's, as last seen. What is overdue moves on, since the repairer takes the longest overdue first.
+        due_at: the row's, as last seen. It moves on once the lease would outlive it.
         """
         now = self.clock.now()
         patch: Patch = {"lease_until": now + LEASE_MS}
-        if due_at is None or due_at <= now:
+        if due_at is None or due_at < now + LEASE_MS:
             patch["due_at"] = now + PATIENCE_MS
         return self.store.update(job.job_id, Guard(_PROCESSING, claims=job.claims), **patch)
 
@@ -528,7 +541,7 @@ class Lifecycle:
 
         A wait beyond DELAY_SECONDS_MAX is a chain of such hints.
         """
-        ready_at = job.lapses_at if job.status is JobStatus.PROCESSING else job.available_at
+        ready_at = lapses_at(job) if job.status is JobStatus.PROCESSING else job.available_at
         wait_ms = max(0, ready_at - self.clock.now())
         delay_seconds = min(-(-wait_ms // 1000), DELAY_SECONDS_MAX)  # rounded up: early hints are of no use
         died = job.claims if job.status is JobStatus.FAILED else None
@@ -604,8 +617,8 @@ class Lifecycle:
     def settle_unread(self, job_id: str, claims: int, notice: Notice) -> Job:
         """Write that the only notice of an outbox, untold so far, is being told. Raises Conflict.
 
-        When the row is due stays as the finish write has it, PATIENCE_MS after the end: that is about when this try
-        ends, and a row that is looked at too soon is put off. To move it would be two more write units, of its index.
+        When the row is due stays as the finish write has it, LEASE_MS to PATIENCE_MS after the end: that is about when
+        this try ends, and a row that is looked at too soon is put off. To move it would be two write units more.
         """
         untold = Guard(_FINAL, claims=claims, unexpired_at=self.clock.now(), outbox=(Notice(notice.target),))
         return self.store.update(job_id, untold, outbox=(notice,))
@@ -770,7 +783,8 @@ class Lifecycle:
         }
         # It stays as at the claim if that is about when to look whether all were told; to move it is two writes more.
         is_about_then = now + LEASE_MS <= (job.due_at or 0) <= now + PATIENCE_MS
-        if not (outbox and job.status is JobStatus.PROCESSING and is_about_then):
+        # Without the claim in the guard, the row may be another by then.
+        if not (outbox and job.status is JobStatus.PROCESSING and guard.claims is not None and is_about_then):
             patch["due_at"] = now + PATIENCE_MS if outbox else None
 
         def write() -> Job:

@@ -650,9 +650,9 @@ class Job:
     available_at: not to be started before.
     waiting_since: of a queued job that was put back, or overdue once: when this run began, at acceptance or redrive.
     A job that is taken at once never gets it, and so costs no entry in the index of those that wait.
-    due_at: when somebody must look again. None: nothing left to do. While processing, the repairer looks at each run
-    from then on; it stays as it was at the claim if it can, since each move of it is two writes of its index.
-    lease_until: of a job in processing, the end of its lease.
+    due_at: when somebody must look again. None: nothing left to do. While processing, it lies beyond the lease, but no
+    further than the repairer looks ahead; within that it stays, since each move is two writes of its index.
+    lease_until: of a job in processing, the end of its lease; see lifecycle.lapses_at.
     deadline_at: not to be started after.
     attempts_limit: the most attempts of this run; None: the deployment's. A fallback model gets attempts of its own.
     model_index: 0 for the model asked for, n for the n-th fallback.
@@ -712,11 +712,6 @@ class Job:
     def began_at(self) -> EpochMs:
         """When the present run began: at acceptance, or at a redrive."""
         return self.deadline_at - self.deadline_seconds * 1000
-
-    @property
-    def lapses_at(self) -> EpochMs:
-        """Of a job in processing, when its lease ends. Rows of before `lease_until` was there have it in `due_at`."""
-        return (self.due_at or 0) if self.lease_until is None else self.lease_until
 
     @property
     def about(self) -> dict[str, str | int]:

@@ -63,6 +63,7 @@ class Guard:
     claims: int | None = None
     available_by: EpochMs | None = None
     due_by: EpochMs | None = None
+    due_after: EpochMs | None = None
     lease_by: EpochMs | None = None
     deadline_after: EpochMs | None = None
     unexpired_at: EpochMs | None = None

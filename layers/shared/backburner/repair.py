@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from backburner.errors import PortUnavailable
-from backburner.lifecycle import Lifecycle
+from backburner.lifecycle import Lifecycle, lapses_at
 from backburner.models import DeadLetter, Hint, Job, JobStatus, Lane
 from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
 
@@ -87,7 +87,7 @@ class Repair:
     def _step(self, job: Job) -> None:
         now = self.clock.now()
         if job.status is JobStatus.PROCESSING:
-            lapsed = job.lapses_at <= now
+            lapsed = lapses_at(job) <= now
             self.lifecycle.lose(job) if lapsed else self.lifecycle.remind(job, alone=True)
             kind = "worker_lost" if lapsed else None  # a reminder repairs nothing yet
         elif job.due_at is None or job.due_at > now:

@@ -208,6 +208,7 @@ class _Expressions:
             ("claims", "=", guard.claims),
             ("available_at", "<=", guard.available_by),
             ("due_at", "<=", guard.due_by),
+            ("due_at", ">=", guard.due_after),
             ("lease_until", "<=", guard.lease_by),
             ("due_at", "=", guard.due_at),
             ("deadline_at", ">", guard.deadline_after),
