@@ -1,7 +1,7 @@
 """Write template-gradual.yaml: the template with versions, an alias, and gradual shifts that alarms take back.
 
-`python -m local.gradual`, then `sam build --template template-gradual.yaml`. A template of its own and no parameter, for
-the reasons in docs/adr/0003-gradual-deployments.md.
+`python -m local.gradual`, then `sam build --template template-gradual.yaml`. Why it is a template of its own and
+no parameter, docs/adr/0003-gradual-deployments.md says.
 
 Each template written is a release of its own: by itself SAM publishes no new version when only a layer or a parameter
 has changed, and the alias would go on leading to the old one. Our code is in a layer.
