@@ -793,6 +793,7 @@ def test_a_killed_workers_job_is_taken_up_again(stack: Stack, provider: FakeProv
         assert stack.run(message["Body"]) == ["m-0"]
     assert stack.get(key, job_id).json["status"] == "processing"
     stack.let_pass(job_id, "lease_until")
+    stack.let_pass(job_id, "due_at")
     stack.repair()
     stack.work()
     job = stack.get(key, job_id).json
