@@ -472,6 +472,22 @@ def test_events_that_nobody_knows_are_passed_over(
     assert answer == Answer("The Danube.", "stop", "m-1", road.provider, Usage(3, 2), "req-1")
 
 
+@pytest.mark.parametrize("ending", ["usage", "_tokens_details"])
+@pytest.mark.parametrize("shape", [None, "12", [], 7])
+def test_a_count_of_another_shape_does_not_cost_the_answer(
+    road: Road, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, ending: str, shape: object
+) -> None:
+    """Nor does one that says nothing."""
+
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: shape if name.endswith(ending) else spoilt(item) for name, item in value.items()}
+        return [spoilt(item) for item in value] if isinstance(value, list) else value
+
+    canned(monkeypatch, streamed(road, *spoilt(road.stream(["The Danube."]))))
+    assert ask(road.open(provider.base_url), question(road)).text == "The Danube."
+
+
 @pytest.mark.parametrize("count", [None, "12", -1, 1.5])
 def test_a_count_that_is_none_does_not_cost_the_answer(
     road: Road, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, count: object

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -144,7 +144,7 @@ class _Call:
         """Note what an event says."""
         if event["type"] == "message_start":
             self.began = True
-            self._count(event["message"]["usage"])
+            self._count(event["message"].get("usage"))
         elif event["type"] == "content_block_delta" and event["delta"]["type"] == "text_delta":
             text = event["delta"]["text"]
             if not isinstance(text, str):
@@ -154,8 +154,8 @@ class _Call:
             if self.said is not None:
                 self.said(text)
         elif event["type"] == "message_delta":
-            self.stop_reason = event["delta"]["stop_reason"]
-            self._count(event["usage"])
+            self.stop_reason = event["delta"].get("stop_reason")
+            self._count(event.get("usage"))
             self.exact = {"input_tokens", "output_tokens"} <= set(self.counts)
 
     def _ended(self) -> Answer:
@@ -182,7 +182,8 @@ class _Call:
             seen=self.seen,
         )
 
-    def _count(self, usage: Mapping[str, Any]) -> None:
+    def _count(self, reported: object) -> None:
+        usage = faults.members(reported)
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
             value = faults.counted(usage.get(name))
             if value is not None:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from backburner.errors import (
     Authentication,
@@ -188,6 +189,11 @@ def whole(text: str) -> str:
 def counted(value: object) -> int | None:
     """A count of tokens, or None for what is none: a compatible server may report anything."""
     return value if type(value) is int and value >= 0 else None
+
+
+def members(value: object) -> Mapping[str, Any]:
+    """Of a JSON object, or none: where an answer hangs on it, another shape must not cost it."""
+    return value if isinstance(value, dict) else {}
 
 
 def estimated_usage(question: Question, text: str) -> Usage:

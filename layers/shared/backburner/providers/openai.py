@@ -142,11 +142,12 @@ class _Call(ABC):
         given = {name: value for name, value in body.items() if value is not None}
         return client.post(path, body={**given, "stream": True}, cast_to=object, stream=True, stream_cls=EVENTS)
 
-    def _count(self, usage: Mapping[str, Any], asked: str, written: str) -> None:
+    def _count(self, reported: object, asked: str, written: str) -> None:
         """Take the provider's count, unless it is none. asked, written: what it calls input and output."""
+        usage = faults.members(reported)
         input_tokens, output_tokens = (faults.counted(usage.get(f"{name}_tokens")) for name in (asked, written))
         if input_tokens is not None and output_tokens is not None:
-            details = usage.get(f"{asked}_tokens_details") or {}
+            details = faults.members(usage.get(f"{asked}_tokens_details"))
             self.usage = Usage(
                 input_tokens=input_tokens,
                 output_tokens=output_tokens,
@@ -256,8 +257,7 @@ class _Responses(_Call):
             watch.check()
 
     def _ended(self, response: Mapping[str, Any]) -> Answer:
-        if response.get("usage") is not None:
-            self._count(response["usage"], "input", "output")
+        self._count(response.get("usage"), "input", "output")
         about: dict[str, Any] = {"usage": self.usage_so_far(), "request_id": self.request_id}
         if response["status"] == "failed" or response.get("error") is not None:
             raise faults.failure_of(None, response.get("error"), {}, **about)
@@ -311,8 +311,7 @@ class _Chat(_Call):
     def _take(self, chunk: Any) -> None:
         """Note what a chunk says."""
         self.began = True
-        if chunk.get("usage") is not None:
-            self._count(chunk["usage"], "prompt", "completion")
+        self._count(chunk.get("usage"), "prompt", "completion")
         for choice in chunk.get("choices", [])[:1]:
             self.chose = True
             delta = choice.get("delta") or {}
