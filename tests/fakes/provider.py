@@ -43,6 +43,7 @@ Json = dict[str, Any]
 APIS = {"/v1/responses": "responses", "/v1/chat/completions": "chat", "/v1/messages": "messages"}
 ID_PREFIXES = {"responses": "resp", "chat": "chatcmpl", "messages": "msg"}
 UNFIT_STATUS = 418  # no provider sends it, so a test that asks for the impossible cannot pass by accident
+TOGETHER_SECONDS = 30.0
 RETRIEVALS = {("GET", ""), ("POST", "cancel")}
 FINAL_STATUSES = {"completed", "incomplete", "failed", "cancelled"}
 LEDGER_HEADERS = {
@@ -143,6 +144,7 @@ class Call:
 class Config:
     latency_seconds: float = 0.0  # until the answer; in streams until the first text
     chunk_delay_seconds: float = 0.0  # before each further chunk of text
+    together: int = 0  # answers wait until as many calls are in progress, for TOGETHER_SECONDS at most
     tokens_per_chunk: int = 4
     context_tokens: int = 200_000
     api_keys: list[str] | None = None  # None accepts every key that is not empty
@@ -629,8 +631,10 @@ class FakeProvider:
         self._port = port
         self._limits = Limits(self.config.limits or {})
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._calls: dict[int, Call] = {}
         self._open: set[int] = set()
+        self._most = 0
         self._scripts: dict[str, list[Behaviour]] = {}
         self._background: dict[str, BackgroundResponse] = {}
         self._instance = uuid.uuid4().hex[:12]
@@ -671,6 +675,7 @@ class FakeProvider:
     def configure(self, **changes: Any) -> None:
         """Changes fields of `Config`; new limits start full."""
         self.config = replace(self.config, **changes)
+        self._most = 0
         if "limits" in changes:
             self._limits = Limits(self.config.limits or {})
 
@@ -686,8 +691,10 @@ class FakeProvider:
 
     def arrive(self, endpoint: str, request: Request, api_key: str, headers: Mapping[str, str]) -> int:
         sequence = next(self._sequences)
-        with self._lock:
+        with self._changed:
             self._open.add(sequence)
+            self._most = max(self._most, len(self._open))
+            self._changed.notify_all()
             self._calls[sequence] = Call(
                 sequence=sequence,
                 endpoint=endpoint,
@@ -700,6 +707,11 @@ class FakeProvider:
                 concurrent=len(self._open),
             )
         return sequence
+
+    def wait_together(self) -> None:
+        """Wait until as many calls as configured have been in progress at once since then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._most >= self.config.together, TOGETHER_SECONDS)
 
     def record(self, sequence: int, *, end: bool = False, attach: int = 0, **changes: Any) -> None:
         with self._lock:
@@ -952,6 +964,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.provider.record(call, outcome=f"fault:{behaviour.fault}")
                 self._break(behaviour.fault)
                 return
+            self.provider.wait_together()
             answer = self.provider.answer(request, behaviour)
             self.provider.record(call, response_id=answer.id, input_tokens=answer.input_tokens)
             if request.background:

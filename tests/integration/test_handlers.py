@@ -720,7 +720,7 @@ def test_ten_jobs_of_a_batch_wait_at_the_same_time(stack: Stack, provider: FakeP
         stack.limit(model, 10**9)
         stack.post(key, {"prompt": "warm up", "model": model})
     stack.work()
-    provider.configure(latency_seconds=0.5)
+    provider.configure(together=10)
     for number in range(10):
         stack.post(key, {"prompt": f"river {number}", "model": MODELS[number % 3]})
     assert stack.work() == 10

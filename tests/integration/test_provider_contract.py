@@ -798,7 +798,8 @@ def test_prv_09_three_calls_of_a_warm_client_are_three_requests(
 
 def test_prv_09_a_provider_works_in_many_threads_at_once(road: Road, llm: Provider, provider: FakeProvider) -> None:
     """Ten jobs of a batch run at the same time, each with its own answer, time and abandonment."""
-    provider.configure(latency_seconds=0.3)
+    provider.configure(together=9)
+    provider.script("river 3", Behaviour(latency_seconds=60))
 
     def run(number: int) -> str:
         if number == 3:
@@ -807,12 +808,10 @@ def test_prv_09_a_provider_works_in_many_threads_at_once(road: Road, llm: Provid
             return "timeout"
         return str(ask(llm, question(road, f"river {number}")).text)
 
-    began = time.monotonic()
     with ThreadPoolExecutor(10) as pool:
         texts = list(pool.map(run, range(10)))
     assert texts == [("timeout" if number == 3 else f"Echo: river {number}") for number in range(10)]
-    assert time.monotonic() - began < 2
-    assert max(call.concurrent for call in provider.ledger) > 5
+    assert max(call.concurrent for call in provider.ledger) >= 9
 
 
 def test_prv_09_the_client_is_made_once(road: Road, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch) -> None:
