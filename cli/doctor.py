@@ -54,7 +54,9 @@ LAPSED = frozenset(
 )  # fmt: skip
 """What AWS says to credentials that are none, or none any more."""
 SCHEDULE = "RepairFunctionEveryMinute"
-"""The rule that SAM makes of the repairer's event."""
+"""The rule that calls the repairer."""
+OF_A_VERSION = ("CodeSha256", "Environment", "Layers", "MemorySize", "Timeout")
+"""What a version has of its function as it was when it was published."""
 DRIFT_LOOKS_MAX, DRIFT_PAUSE_SECONDS = 30, 2.0
 
 
@@ -291,6 +293,30 @@ def check_alarms(at: Deployment) -> Sequence[Finding]:
     ]
 
 
+def check_versions(at: Deployment) -> Sequence[Finding]:
+    """Whether the aliases of a deployment with versions lead to what was deployed last."""
+    if at.parameters.get("DeploymentPreference", "None") == "None":
+        return []
+    what, functions = "versions", at.client("lambda")
+    pages = at.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=at.name)
+    resources = [each for page in pages for each in page["StackResourceSummaries"]]
+    found: list[Finding] = []
+    for resource in resources:
+        if resource["ResourceType"] != "AWS::Lambda::Alias":
+            continue
+        name, arn = resource["LogicalResourceId"], resource["PhysicalResourceId"]
+        function, _, alias = arn.rpartition(":")
+        leads = functions.get_alias(FunctionName=function, Name=alias)
+        latest, led = (functions.get_function_configuration(FunctionName=each) for each in (function, arn))
+        if weights := leads.get("RoutingConfig", {}).get("AdditionalVersionWeights"):
+            shares = ", ".join(f"{share:.0%} to version {version}" for version, share in weights.items())
+            found.append(Finding(what, None, f"{name} is being shifted, {shares}"))
+        elif any(latest.get(part) != led.get(part) for part in OF_A_VERSION):
+            told = f"{name} leads to version {leads['FunctionVersion']}, not to what was deployed last"
+            found.append(Finding(what, False, f"{told}: deploy with a new Release"))
+    return found or [Finding(what, True, "the aliases lead to what was deployed last")]
+
+
 def check_drift(at: Deployment, sleep: Callable[[float], None] = time.sleep) -> Sequence[Finding]:
     """Whether resources were changed by hand since they were deployed."""
     what, cloudformation = "template drift", at.client("cloudformation")
@@ -362,6 +388,7 @@ def examine(at: Deployment) -> list[Finding]:
         *examined("the secret", keys),
         *examined("Lambda's quota", lambda: check_quota(at)),
         *examined("alarms", lambda: check_alarms(at)),
+        *examined("versions", lambda: check_versions(at)),
         *([] if at.local is not None else _by_hand(at)),
     ]
 

@@ -39,8 +39,10 @@ def reapply_any_methods(session: boto3.Session, endpoint_url: str, physical_ids:
     """Method ANY of a path of the REST API: the emulator's import knows single methods only."""
     gateway = session.client("apigateway", endpoint_url=endpoint_url, config=CLIENT_CONFIG)
     functions = session.client("lambda", endpoint_url=endpoint_url, config=CLIENT_CONFIG)
-    for function, api, path in _any_methods():
-        arn = functions.get_function(FunctionName=physical_ids[function])["Configuration"]["FunctionArn"]
+    for api, path, alias, function in _any_methods():
+        arn = physical_ids.get(alias)
+        if arn is None:
+            arn = functions.get_function(FunctionName=physical_ids[function])["Configuration"]["FunctionArn"]
         api_id = physical_ids[api]
         pages = gateway.get_paginator("get_resources").paginate(restApiId=api_id)
         resource_id = next(item["id"] for page in pages for item in page["items"] if item["path"] == path)
@@ -55,13 +57,14 @@ def reapply_any_methods(session: boto3.Session, endpoint_url: str, physical_ids:
         )
 
 
-def _any_methods() -> Iterator[tuple[str, str, str]]:
-    """Function, API and path of each event that takes any method."""
-    for function, properties in template.resources("AWS::Serverless::Function").items():
-        for event in properties.get("Events", {}).values():
-            wanted = event.get("Properties", {})
-            if event["Type"] == "Api" and str(wanted["Method"]).upper() == "ANY":
-                yield function, wanted["RestApiId"]["Ref"], wanted["Path"]
+def _any_methods() -> Iterator[tuple[str, str, str, str]]:
+    """API, path, alias and function of each path that takes any method."""
+    for api, properties in template.resources("AWS::Serverless::Api").items():
+        for path, methods in properties["DefinitionBody"]["paths"].items():
+            if operation := methods.get("x-amazon-apigateway-any-method"):
+                _, given = operation["x-amazon-apigateway-integration"]["uri"]["Sub"]
+                _, alias, function = given["Function"]["If"]
+                yield api, path, alias["Ref"], function["GetAtt"].removesuffix(".Arn")
 
 
 def reapply_concurrency(session: boto3.Session, endpoint_url: str) -> None:

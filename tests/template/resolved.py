@@ -229,6 +229,14 @@ def mentioned(value: Any) -> set[str]:
             return set()
 
 
+def led_to(template: Template, value: Any) -> str:
+    """The logical id of the function that a name or ARN means, whether or not through an alias; empty for none."""
+    aliases = of_type(template, "AWS::Lambda::Alias")
+    if (name := referred(value)) in aliases:
+        return referred(aliases[name]["FunctionName"])
+    return name or referred(value, "Arn")
+
+
 @dataclass(frozen=True)
 class QueueSource:
     """A queue that calls a function, by logical ids, and how."""
@@ -244,7 +252,7 @@ def queue_sources(template: Template) -> list[QueueSource]:
     mappings = of_type(template, "AWS::Lambda::EventSourceMapping").items()
     queues = of_type(template, "AWS::SQS::Queue")
     sources = [
-        QueueSource(name, referred(body["EventSourceArn"], "Arn"), referred(body["FunctionName"]), body)
+        QueueSource(name, referred(body["EventSourceArn"], "Arn"), led_to(template, body["FunctionName"]), body)
         for name, body in mappings
     ]
     return [found for found in sources if found.queue in queues]

@@ -80,7 +80,7 @@ def test_sam_03_the_parameter_allows_only_what_aws_accepts(parameters: dict[str,
     assert bounded(shipped(**parameters)) == []
 
 
-EVENT = "Resources.WorkerFunction.Properties.Events.Standard.Properties.{}".format
+EVENT = "Resources.WorkerFunctionStandard.Properties.{}".format
 
 
 @pytest.mark.parametrize(

@@ -1,83 +1,191 @@
-"""Gradual deployments: a new version gets a part of the traffic first, and alarms take it back."""
+"""Gradual deployments: a new version gets a part of the traffic first, and alarms take it back.
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+What the template has is held against what SAM makes of its own AutoPublishAlias and DeploymentPreference.
+"""
+
 from typing import Any
 
 import pytest
-from cfnlint.decode import decode  # type: ignore[import-untyped]
 
-from local.gradual import GRADUAL, ROLLBACK_ALARMS, SHIFT, gradual
-from tests.template import resolved
-from tests.template.resolved import PATH, Template, code_folder, functions, of_type, referred, transformed
-from tests.template.test_interface import faults
+from tests.template.resolved import (
+    Template,
+    functions,
+    led_to,
+    mentioned,
+    of_type,
+    put,
+    queue_sources,
+    referred,
+    refusals,
+    shipped,
+    source,
+    transformed,
+)
+from tests.template.test_interface import cycles, faults
 
-
-def made(folder: Path, release: str) -> Template:
-    """What SAM makes of the changed template."""
-    path = folder / f"{release}.yaml"
-    path.write_text(gradual(PATH.read_text(), release))
-    found, errors = decode(str(path))
-    assert found is not None
-    assert not errors
-    text = json.dumps(found)
-    with pytest.MonkeyPatch.context() as patch:
-        reading: Callable[[], str] = lambda: text
-        patch.setattr(resolved, "_text", reading)
-        return transformed()
+GRADUAL = ("Ingest", "Status", "Slack", "Worker", "Notifier", "Repair")
+"""Functions of the endpoint and of jobs. A change of the others (WebSocket, alarms in Slack) is at once."""
+SHIFT = "Canary10Percent10Minutes"
+KINDS = ("AWS::Lambda::Version", "AWS::Lambda::Alias", "AWS::CodeDeploy::DeploymentGroup")
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    """The template of a release."""
-    return made(tmp_path_factory.mktemp("gradual"), "a1b2c3d4e5f6")
+def template() -> Template:
+    """The template with gradual deployments."""
+    return shipped(DeploymentPreference=SHIFT, Release="v2")
 
 
-def test_cfn_lint_finds_nothing(template: Template) -> None:
-    """Neither a reference to nothing nor a circle of alarms and functions."""
-    assert faults(template) == []
+@pytest.fixture(scope="module")
+def sams() -> Template:
+    """What SAM makes of its own properties for the same."""
+    edits = [
+        put(f"Resources.{name}Function.Properties.{key}", value)
+        for name in GRADUAL
+        for key, value in {
+            "AutoPublishAlias": "live",
+            "DeploymentPreference": {"Type": SHIFT, "Alarms": [{"Ref": "WorkerErrorsAlarm"}]},
+        }.items()
+    ]
+    return transformed(*edits)
 
 
-def test_every_function_with_events_has_an_alias_that_shifts_gradually(template: Template) -> None:
-    """And is rolled back by the alarms."""
-    for name in functions(template):
-        if code_folder(template, name).name not in GRADUAL:
-            continue
-        alias: Any = template["Resources"][f"{name}Aliaslive"]
-        update = alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"]
-        group = of_type(template, "AWS::CodeDeploy::DeploymentGroup")[update["DeploymentGroupName"]["Ref"]]
-        assert group["AutoRollbackConfiguration"]["Enabled"] is True
-        assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
-        assert [referred(alarm["Name"]) for alarm in group["AlarmConfiguration"]["Alarms"]] == list(ROLLBACK_ALARMS)
-        assert SHIFT in json.dumps(group["DeploymentConfigName"])
-
-
-def test_queues_and_paths_lead_to_the_alias(template: Template) -> None:
-    """Not to the function itself, which is the newest version from the first second."""
-    aliases = of_type(template, "AWS::Lambda::Alias")
-    sources = of_type(template, "AWS::Lambda::EventSourceMapping").values()
-    assert all(referred(source["FunctionName"]) in aliases for source in sources)
-    body = json.dumps(next(iter(of_type(template, "AWS::ApiGateway::RestApi").values()))["Body"]["paths"])
-    for name in ("IngestFunction", "StatusFunction", "SlackFunction"):
-        assert f"${{{name}.Arn}}" not in body
-        assert f"${{{name}Aliaslive}}" in body
-
-
-def test_each_release_is_a_new_version_of_every_function(template: Template, tmp_path: Path) -> None:
-    """Also where only a layer has changed, or a parameter: SAM itself sees neither, and the alias would stay behind."""
-    versions = set(of_type(template, "AWS::Lambda::Version"))
-    assert len(versions) == len(GRADUAL)
-    assert versions.isdisjoint(of_type(made(tmp_path, "f6e5d4c3b2a1"), "AWS::Lambda::Version"))
+def alarms(group: Any) -> list[str]:
+    """The names of a deployment group's alarms."""
+    return [referred(alarm["Name"]) for alarm in group["AlarmConfiguration"]["Alarms"]]
 
 
 def test_the_template_as_shipped_has_none_of_it() -> None:
     """A fresh account deploys in one step, and so does the local stack."""
-    kinds = {body["Type"] for body in transformed()["Resources"].values()}
-    assert not {kind for kind in kinds if "CodeDeploy" in kind or kind == "AWS::Lambda::Alias"}
+    kinds = {body["Type"] for body in shipped()["Resources"].values()}
+    assert kinds.isdisjoint({*KINDS, "AWS::CodeDeploy::Application"})
+    assert "DeploymentRole" not in shipped()["Resources"]
+    assert all("RELEASE" not in body["Environment"]["Variables"] for body in functions(shipped()).values())
 
 
-def test_a_function_that_is_not_found_is_an_error() -> None:
-    """Rather than a template without what was asked for."""
-    with pytest.raises(ValueError, match="functions found"):
-        gradual(PATH.read_text().replace("functions/worker", "functions/workers"), "a1")
+def test_cfn_lint_finds_nothing() -> None:
+    """Neither a reference to nothing nor a circle of alarms and functions."""
+    assert faults(transformed()) == []
+    assert cycles(transformed()) == []
+
+
+@pytest.mark.parametrize("name", GRADUAL)
+def test_each_function_has_what_sam_would_make(template: Template, sams: Template, name: str) -> None:
+    """A version, the alias that leads to it, and a deployment group that shifts it, and takes it back."""
+    ours, theirs = template["Resources"], sams["Resources"]
+    alias, wanted = ours[f"{name}Alias"], theirs[f"{name}FunctionAliaslive"]
+    assert alias["Properties"].keys() == wanted["Properties"].keys()
+    assert alias["Properties"]["Name"] == "live"
+    assert referred(alias["Properties"]["FunctionName"]) == f"{name}Function"
+    version = referred(alias["Properties"]["FunctionVersion"], "Version")
+    assert ours[version]["Properties"]["FunctionName"] == {"Ref": f"{name}Function"}
+    assert ours[version]["DeletionPolicy"] == ours[version]["UpdateReplacePolicy"] == "Retain"
+    update = alias["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"]
+    assert update.keys() == wanted["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"].keys()
+    assert ours[update["ApplicationName"]["Ref"]]["Properties"] == {"ComputePlatform": "Lambda"}
+    group = dict(ours[update["DeploymentGroupName"]["Ref"]]["Properties"])
+    other = dict(theirs[f"{name}FunctionDeploymentGroup"]["Properties"])
+    assert group.pop("DeploymentConfigName") == {"Fn::Sub": f"CodeDeployDefault.Lambda{SHIFT}"}
+    assert other.pop("DeploymentConfigName")["Fn::Sub"][1] == {"ConfigName": SHIFT}
+    assert group.pop("AlarmConfiguration").keys() == other.pop("AlarmConfiguration").keys()
+    assert ours[referred(group.pop("ServiceRoleArn"), "Arn")]["Type"] == "AWS::IAM::Role"
+    assert theirs[referred(other.pop("ServiceRoleArn"), "Arn")]["Type"] == "AWS::IAM::Role"
+    assert referred(group.pop("ApplicationName")) == "DeploymentApplication"
+    assert referred(other.pop("ApplicationName")) == "ServerlessDeploymentApplication"
+    assert group == other
+
+
+def test_each_function_is_shifted_by_a_group_of_its_own(template: Template) -> None:
+    """CodeDeploy has one deployment of a group at a time, and CloudFormation starts all at once."""
+    policies = [
+        body["UpdatePolicy"]["CodeDeployLambdaAliasUpdate"]
+        for body in template["Resources"].values()
+        if body["Type"] == "AWS::Lambda::Alias"
+    ]
+    groups = {referred(policy["DeploymentGroupName"]) for policy in policies}
+    assert len(groups) == len(policies) == len(GRADUAL)
+
+
+def test_every_function_that_jobs_go_through_is_gradual(template: Template) -> None:
+    """Whatever a queue, a path of the REST API or a schedule leads to."""
+    led = {source.function for source in queue_sources(template)} | {
+        led_to(template, target["Arn"])
+        for rule in of_type(template, "AWS::Events::Rule").values()
+        for target in rule["Targets"]
+    }
+    [api] = of_type(template, "AWS::ApiGateway::RestApi").values()
+    led |= {led_to(template, {"Ref": name}) for name in mentioned(api["Body"]["paths"])}
+    assert led == {f"{name}Function" for name in GRADUAL}
+
+
+def test_queues_paths_and_schedules_lead_to_the_alias(template: Template) -> None:
+    """Not to the function itself, which is the newest version from the first second."""
+    aliases = of_type(template, "AWS::Lambda::Alias")
+    for mapping in of_type(template, "AWS::Lambda::EventSourceMapping").values():
+        assert referred(mapping["FunctionName"]) in aliases
+    [api] = of_type(template, "AWS::ApiGateway::RestApi").values()
+    assert mentioned(api["Body"]["paths"]) <= aliases.keys()
+    allowed = {
+        referred(body["FunctionName"])
+        for body in of_type(template, "AWS::Lambda::Permission").values()
+        if "SocketApi" not in mentioned(body["SourceArn"])
+    }
+    assert allowed == {f"{name}Alias" for name in ("Ingest", "Status", "Slack", "Repair")}
+
+
+def test_without_versions_all_leads_to_the_function() -> None:
+    """In the template as shipped."""
+    template = shipped()
+    for mapping in of_type(template, "AWS::Lambda::EventSourceMapping").values():
+        assert referred(mapping["FunctionName"], "Arn") in functions(template)
+
+
+def test_a_stage_follows_when_versions_are_switched_on() -> None:
+    """SAM makes a new deployment of the API where its text has changed; a parameter's value is not in it."""
+    assert source()["Resources"]["Api"]["Properties"]["AlwaysDeploy"] is True
+
+
+def test_all_at_once_needs_no_shift() -> None:
+    """Versions and aliases, which CloudFormation moves by itself."""
+    template = shipped(DeploymentPreference="AllAtOnce", Release="v2")
+    kinds = {body["Type"] for body in template["Resources"].values()}
+    assert {"AWS::Lambda::Version", "AWS::Lambda::Alias"} <= kinds
+    assert not {kind for kind in kinds if "CodeDeploy" in kind}
+    assert "DeploymentRole" not in template["Resources"]
+    assert "UpdatePolicy" not in template["Resources"]["WorkerAlias"]
+
+
+def test_a_release_changes_functions_and_versions(template: Template) -> None:
+    """Lambda publishes nothing where a function is as it was; CloudFormation, where a version's text is."""
+    other = shipped(DeploymentPreference=SHIFT, Release="v3")
+    for name in GRADUAL:
+        assert functions(template)[f"{name}Function"] != functions(other)[f"{name}Function"]
+        assert (
+            template["Resources"][f"{name}Version"]["Properties"] != other["Resources"][f"{name}Version"]["Properties"]
+        )
+
+
+def test_a_new_layer_is_a_new_version_whatever_the_release_is_called(template: Template) -> None:
+    """The program is in layers, so that a name given twice keeps no change of it from its traffic."""
+    for version in of_type(template, "AWS::Lambda::Version").values():
+        layers = mentioned(version["Description"])
+        assert {template["Resources"][name]["Type"] for name in layers} == {"AWS::Lambda::LayerVersion"}
+        assert len(layers) == 3
+
+
+def test_alarms_of_faults_take_a_version_back_and_not_those_of_load(template: Template) -> None:
+    """A burst of jobs is no fault of the version. Each function has its alarm among them, and the endpoint."""
+    for group in of_type(template, "AWS::CodeDeploy::DeploymentGroup").values():
+        assert set(alarms(group)) == {
+            "EndpointErrorsAlarm",
+            "EndpointErrorRateAlarm",
+            *(f"{name}ErrorsAlarm" for name in GRADUAL),
+        }
+
+
+def test_every_preference_is_one_of_sams_or_none() -> None:
+    """CodeDeploy knows them as CodeDeployDefault.Lambda…"""
+    values = source()["Parameters"]["DeploymentPreference"]["AllowedValues"]
+    assert values[:2] == ["None", "AllAtOnce"]
+    for value in values[2:]:
+        assert refusals(shipped(DeploymentPreference=value, Release="v2")) == []
+        assert value.startswith(("Canary10Percent", "Linear10PercentEvery"))

@@ -140,7 +140,7 @@ def test_no_resources_wait_for_each_other() -> None:
         ),
         (
             put("Globals.Function.Environment.Variables.API_URL", {"Fn::Sub": "https://${Api}.example.org"}),
-            "SlackFunction needs Api",
+            "IngestFunction needs Api",
         ),
         (
             put(

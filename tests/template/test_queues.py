@@ -82,7 +82,7 @@ def test_the_shipped_queues_lose_nothing(rule: Any) -> None:
 
 
 LANE = "Resources.{}Queue.Properties.{}".format
-SOURCE = "Resources.WorkerFunction.Properties.Events.{}.Properties.{}".format
+SOURCE = "Resources.WorkerFunction{}.Properties.{}".format
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_each_lane_has_its_own_queue_and_bound() -> None:
     [
         put(SOURCE("Bulk", "ScalingConfig.MaximumConcurrency"), {"Ref": "StandardConcurrency"}),
         drop(SOURCE("Interactive", "ScalingConfig")),
-        put(SOURCE("Bulk", "Queue"), {"Fn::GetAtt": ["StandardQueue", "Arn"]}),
-        drop("Resources.WorkerFunction.Properties.Events.Interactive"),
+        put(SOURCE("Bulk", "EventSourceArn"), {"Fn::GetAtt": ["StandardQueue", "Arn"]}),
+        drop("Resources.WorkerFunctionInteractive"),
     ],
     ids=["another-lanes-bound", "no-bound", "another-lanes-queue", "no-poller"],
 )

@@ -15,6 +15,7 @@ BAD = {
     "LoopbackWebhooksAreLocal": {"WebhookAllowLoopback": "true", "AlarmEmail": "ops@example.com"},
     "DefaultModelIsKnown": {"DefaultModel": "llama-3"},
     "SlackModelIsKnown": {"SlackModel": "llama-3"},
+    "VersionsHaveReleases": {"DeploymentPreference": "AllAtOnce"},
 }
 """A combination for each rule that only that rule refuses."""
 GOOD = [
@@ -25,6 +26,8 @@ GOOD = [
     {"AlarmEmail": "ops@example.com"},
     {"DefaultModel": "llama-3", "SlackModel": "llama-3", "ExtraModels": EXTRA},
     {"SlackModel": "claude-haiku-5-5"},
+    {"DeploymentPreference": "Canary10Percent10Minutes", "Release": "v1.2.3-4-g5e6f7a8"},
+    {"Release": "v1.2.3"},
 ]
 
 
@@ -83,7 +86,8 @@ def test_an_address_that_is_none_is_refused(name: str) -> None:
 
 
 def test_a_single_parameter_at_its_edge_is_refused_only_for_good_reason() -> None:
-    """Rules are about combinations."""
+    """Rules are about combinations; only versions cannot do without a release's name."""
     refused = [parameters for parameters in parameter_extremes(source()) if refusals(shipped(**parameters))]
-    assert refused == []
+    assert all(parameters.keys() == {"DeploymentPreference"} for parameters in refused)
+    assert {"DeploymentPreference": "None"} not in refused
     assert refusals(shipped(put("Parameters.RunbookUrl.Default", "https://wiki.example.com"))) != []

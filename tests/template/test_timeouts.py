@@ -21,6 +21,7 @@ from tests.template.resolved import (
     drop,
     environment,
     functions,
+    led_to,
     of_type,
     put,
     queue_sources,
@@ -208,7 +209,7 @@ def _call_seconds(builder: Any, variables: dict[str, str]) -> dict[str, float]:
 
 def _repair_period_seconds(template: Template) -> int:
     for rule in of_type(template, "AWS::Events::Rule").values():
-        if any(referred(target["Arn"], "Arn") == "RepairFunction" for target in rule["Targets"]):
+        if any(led_to(template, target["Arn"]) == "RepairFunction" for target in rule["Targets"]):
             rate = re.fullmatch(r"rate\((\d+) minutes?\)", rule["ScheduleExpression"])
             if rate and rule.get("State", "ENABLED") == "ENABLED":
                 return 60 * int(rate[1])
@@ -219,8 +220,8 @@ def _repair_period_seconds(template: Template) -> int:
 
 RESOURCE = "Resources.{}.Properties.{}".format
 WORKER_TIMEOUT = RESOURCE("WorkerFunction", "Timeout")
-SCHEDULE = RESOURCE("RepairFunction", "Events.EveryMinute.Properties.Schedule")
-SOURCE = RESOURCE("WorkerFunction", "Events.Standard.Properties.{}").format
+SCHEDULE = RESOURCE("RepairFunctionEveryMinute", "ScheduleExpression")
+SOURCE = RESOURCE("WorkerFunctionStandard", "{}").format
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,6 +33,7 @@ from cli.doctor import (
     check_schedule,
     check_secret,
     check_slack,
+    check_versions,
     examine,
     examined,
     manifest_scopes,
@@ -184,7 +185,7 @@ class Aws:
     def __init__(self, **replies: object) -> None:
         self.replies = replies
         self.outputs = {"AlarmTopicArn": "arn:topic", "ApiUrl": "http://127.0.0.1:1"}
-        self.parameters = {"StandardConcurrency": "20"}
+        self.parameters = {"StandardConcurrency": "20", "DeploymentPreference": "AllAtOnce"}
 
     def client(self, _service: str) -> Aws:
         return self
@@ -338,11 +339,44 @@ def test_a_schedule_that_was_switched_off_is_found_with_the_command_that_switche
 
 
 def test_the_schedules_name_is_the_templates() -> None:
-    """SAM names the rule by its function and its event."""
+    """The command would name nothing."""
     template = Path(MANIFEST).parents[1] / "template.yaml"
-    repair = template.read_text().partition("  RepairFunction:")[2].partition("  RepairRole:")[0]
-    [(event, _)] = re.findall(r"^        (\w+):\n          Type: (Schedule)$", repair, re.MULTILINE)
-    assert f"RepairFunction{event}" == SCHEDULE
+    assert re.findall(r"^  (\w+):\n    Type: AWS::Events::Rule$", template.read_text(), re.MULTILINE) == [SCHEDULE]
+
+
+def versions(latest: Mapping[str, object], led: Mapping[str, object], **alias: object) -> list[tuple[bool | None, str]]:
+    """What is found of one alias, by the function's configuration and that of the version it leads to."""
+    resources = [
+        {
+            "ResourceType": "AWS::Lambda::Alias",
+            "LogicalResourceId": "WorkerAlias",
+            "PhysicalResourceId": "arn:aws:lambda:eu-central-1:1:function:worker:live",
+        },
+        {"ResourceType": "AWS::Lambda::Function", "LogicalResourceId": "Worker", "PhysicalResourceId": "worker"},
+    ]
+    return looked(
+        check_versions,
+        list_stack_resources={"StackResourceSummaries": resources},
+        get_alias={"FunctionVersion": "3", **alias},
+        get_function_configuration=[latest, led],
+    )
+
+
+def test_an_alias_that_was_left_behind_is_found() -> None:
+    """A deployment that changed parameters under an old release's name changes the function, and no version."""
+    before: dict[str, object] = {"CodeSha256": "a", "Version": "3", "Environment": {"Variables": {"MAX_ATTEMPTS": "3"}}}
+    after = before | {"Version": "$LATEST"}
+    assert [ok for ok, _ in versions(after, before)] == [True]
+    for part, value in (("CodeSha256", "b"), ("Environment", {}), ("Layers", [{"Arn": "arn:shared:2"}])):
+        ((ok, detail),) = versions(after | {part: value}, before)
+        assert (ok, "WorkerAlias leads to version 3" in detail, "new Release" in detail) == (False, True, True)
+
+
+def test_a_shift_under_way_is_neither_right_nor_wrong() -> None:
+    """The new version has its share already."""
+    weights = {"RoutingConfig": {"AdditionalVersionWeights": {"4": 0.1}}}
+    told = "WorkerAlias is being shifted, 10% to version 4"
+    assert versions({"CodeSha256": "b"}, {"CodeSha256": "a"}, **weights) == [(None, told)]
 
 
 def test_slips_of_the_hand_in_the_secret_are_found_and_no_key_is_shown() -> None:
