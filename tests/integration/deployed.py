@@ -104,7 +104,7 @@ def deploy(**parameters: str) -> Deployed:
     elsewhere = {name: name for name in template()["Resources"] if name not in stateful} | known
     outputs |= {name: {"Value": _with_refs(body["Value"], elsewhere)} for name, body in template()["Outputs"].items()}
     reduced = {
-        **{part: template()[part] for part in ("AWSTemplateFormatVersion", "Parameters", "Mappings")},
+        **{part: template()[part] for part in ("AWSTemplateFormatVersion", "Parameters", "Mappings", "Conditions")},
         "Resources": stateful,
         "Outputs": outputs,
     }
@@ -122,5 +122,6 @@ def deploy(**parameters: str) -> Deployed:
     _switch_on_ttl(names)
     environments: dict[str, dict[str, str]] = {}
     for number, (function, variable) in enumerate(variables):
-        environments.setdefault(function, {})[variable] = found[f"Variable{number}"]
+        if f"Variable{number}" in found:  # a condition may leave it out
+            environments.setdefault(function, {})[variable] = found[f"Variable{number}"]
     return Deployed(names, environments)

@@ -134,15 +134,19 @@ def test_a_providers_trouble_is_told_from_a_callers(
             {**END, "status": "completed"},
             {
                 ("JobsCompleted", "lane=bulk"): 1,
+                ("JobsCompleted", "model=unknown"): 1,
+                ("JobsCompleted", "client=alice"): 1,
                 ("TotalDuration", "lane=bulk"): 0.09,
                 ("FailureRate", "lane=bulk"): 0,
             },
         ),
         (
             "job_ended",
-            {**END, "status": "failed", "code": "timeout", "dead": True},
+            {**END, "status": "failed", "model": "m-1", "code": "timeout", "dead": True},
             {
                 ("JobsFailed", "lane=bulk"): 1,
+                ("JobsFailed", "model=m-1"): 1,
+                ("JobsFailed", "client=alice"): 1,
                 ("JobsFailed", "code=timeout"): 1,
                 ("TotalDuration", "lane=bulk"): 0.09,
                 ("FailureRate", "lane=bulk"): 100,
@@ -150,16 +154,18 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ),
         (
             "job_ended",
-            {**END, "status": "failed", "code": "content_filtered", "dead": None},
+            {**END, "status": "failed", "model": "m-1", "code": "content_filtered", "dead": None},
             {
                 ("JobsFailed", "lane=bulk"): 1,
+                ("JobsFailed", "model=m-1"): 1,
+                ("JobsFailed", "client=alice"): 1,
                 ("JobsFailed", "code=content_filtered"): 1,
                 ("TotalDuration", "lane=bulk"): 0.09,
                 ("FailureRate", "lane=bulk"): 0,
             },
         ),
-        ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1}),
-        ("job_ended", {**END, "status": "expired"}, {("JobsExpired", "lane=bulk"): 1}),
+        ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1, ("JobsCancelled", "client=alice"): 1}),
+        ("job_ended", {**END, "status": "expired"}, {("JobsExpired", "lane=bulk"): 1, ("JobsExpired", "client=alice"): 1}),
         (
             "target_told",
             {"target": "slack", "told_ms": 90},
@@ -279,7 +285,7 @@ def test_the_runbooks_queries_ask_for_fields_that_lines_have() -> None:
     """By the names that the log has; Logs Insights shows nothing of others, and no error."""
     runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
     queries = re.findall(r'^filter message = "(\w+)" \| stats (.+)$', runbook, re.MULTILINE)
-    known = {"call_ended": CALL, "job_ended": {**END, "status": "failed", "code": "timeout"}}
+    known = {"call_ended": CALL, "job_ended": {**END, "status": "failed", "model": "m-1", "code": "timeout"}}
     assert {event for event, _ in queries} == known.keys()
     for event, stats in queries:
         asked = set(re.findall(r"[a-z_]+", stats)) - {"count", "sum", "pct", "by", "e"}

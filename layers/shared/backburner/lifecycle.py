@@ -816,6 +816,7 @@ class Lifecycle:
             lane=job.lane,
             status=status,
             code=error.code if error else None,
+            model=attempt.model if attempt else None,
             dead=dead or None,
             attempts=job.attempts,
             total_ms=now - job.began_at,
