@@ -21,10 +21,11 @@ import boto3
 import pytest
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 
-from backburner.adapters.dynamodb import ClientsTable
+from backburner.adapters.dynamodb import ClientsTable, due_shard
 from backburner.adapters.secrets import FernetSeals
 from backburner.delivery import JITTER, WAITS_SECONDS
 from backburner.models import ClientLimits
+from backburner.repair import ROWS_MAX
 from cli.clients import create_client
 from tests.e2e import slack_probes
 from tests.e2e.conftest import Fake, Stack, until
@@ -391,12 +392,36 @@ class Scene:
         reply = self.stack.aws("lambda").invoke(FunctionName=_function_name(self.stack, "repair"), Payload=b"{}")
         return "FunctionError" in reply
 
+    def repair_notes(self) -> str:
+        """Let the repairer run; what it notes."""
+        began = time.time_ns() // 1_000_000
+        self.stack.repair()
+        until(lambda: "repair_ran" in str(self.lines("repair", began)), 10, lambda: "repair notes nothing")
+        return str(self.lines("repair", began))
+
     def finish(self, job_id: str) -> None:
         """With all permissions, the row brings the job to its end: repairer, queue, worker."""
         with suppress(self.stack.aws("dynamodb").exceptions.ConditionalCheckFailedException):
             self.turn(job_id, "due_at", "available_at", "lease_until")
         self.stack.repair()
         assert self.stack.ended(job_id)["status"] == "completed"
+
+    @contextmanager
+    def backlog(self, job_id: str) -> Iterator[None]:
+        """As many rows like this job's as the repairer moves on in a run; all fall due within the minute."""
+        table = self.stack.aws("dynamodb", resource=True).Table(self.stack.outputs["JobsTableName"])
+        row = table.get_item(Key={"job_id": job_id})["Item"]
+        names = [f"{job_id}-{number}" for number in range(ROWS_MAX)]
+        due_at = int(time.time() * 1000) + 55_000
+        with table.batch_writer() as batch:
+            for name in names:
+                batch.put_item(Item=row | {"job_id": name, "due_shard": due_shard(name), "due_at": due_at})
+        try:
+            yield
+        finally:
+            with table.batch_writer() as batch:
+                for name in names:
+                    batch.delete_item(Key={"job_id": name})
 
     @contextmanager
     def short_of_time(self) -> Iterator[None]:
@@ -836,13 +861,19 @@ def a_repair_runs(scene: Scene) -> None:
 
 def the_oldest_jobs_are_seen(scene: Scene) -> None:
     """Nobody knows how long they have waited; then it is noted."""
-    began = time.time_ns() // 1_000_000
     with scene.lacking():
-        scene.stack.repair()
-        until(lambda: "lane_unseen" in str(scene.lines("repair", began)), 10, lambda: "repair notes nothing")
-    began = time.time_ns() // 1_000_000
-    scene.stack.repair()
-    until(lambda: "lane_seen" in str(scene.lines("repair", began)), 10, lambda: "repair sees no lane")
+        assert "lane_unseen" in scene.repair_notes()
+    assert "lane_seen" in scene.repair_notes()
+
+
+def jobs_in_hand_are_seen_behind_a_backlog(scene: Scene) -> None:
+    """They are not, and the backlog is moved on all the same; then they are."""
+    job_id = scene.parked()
+    with scene.backlog(job_id):
+        for seen in (False, True):
+            with nullcontext() if seen else scene.lacking():
+                assert ("jobs_in_hand_unseen" in scene.repair_notes()) is not seen
+    scene.finish(job_id)
 
 
 def a_letter_without_reason_is_explained(scene: Scene) -> None:
@@ -1207,6 +1238,7 @@ PROBES: dict[Grant, Callable[[Scene], None]] = {
     Grant("alerts", "secretsmanager:GetSecretValue", "ProviderSecret"): slack_probes.a_fresh_alert_reads_slacks_token,
     Grant("repair", "dynamodb:GetItem", "JobsTable"): an_overdue_job_is_moved_on,
     Grant("repair", "dynamodb:UpdateItem", "JobsTable"): an_overdue_job_is_moved_on,
+    Grant("repair", "dynamodb:BatchGetItem", "JobsTable"): jobs_in_hand_are_seen_behind_a_backlog,
     Grant("repair", "dynamodb:UpdateItem", "LimitsTable"): a_charge_is_settled_by_the_repairer,
     Grant("repair", "dynamodb:Query", "JobsTable/index/due"): a_repair_runs,
     Grant("repair", "dynamodb:Query", "JobsTable/index/waiting"): the_oldest_jobs_are_seen,

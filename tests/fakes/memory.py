@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
@@ -153,6 +153,11 @@ class MemoryStore:
     def due(self, before: EpochMs, limit: int) -> Iterable[str]:
         due = sorted((row.due_at, row.job_id) for row in self.rows.values() if row.due_at is not None)
         return [job_id for due_at, job_id in due if due_at < before][:limit]
+
+    def in_hand(self, before: EpochMs, limit: int) -> Collection[str]:
+        due = sorted(((row.due_at, row.job_id) for row in self.rows.values() if row.due_at is not None), reverse=True)
+        latest = [job_id for due_at, job_id in due if due_at < before][:limit]
+        return [job_id for job_id in latest if self.rows[job_id].status is JobStatus.PROCESSING]
 
     def oldest_waiting(self, lane: Lane) -> EpochMs | None:
         waiting = (row.waiting_since for row in self.rows.values() if row.lane is lane)

@@ -377,6 +377,18 @@ def test_due_rows_come_the_longest_overdue_first_and_no_more_than_asked(store: J
     assert list(store.due(1, 100)) == []
 
 
+def test_jobs_in_hand_are_found_among_the_latest_due(store: JobStore) -> None:
+    """Whatever else is due; a row that is not due before the instant is not among them."""
+    for number in range(250):
+        status = JobStatus.PROCESSING if number % 50 == 7 else JobStatus.QUEUED
+        store.add(a_job(job_id=f"job_{number}", due_at=number + 1, status=status), NOW)
+    assert set(store.in_hand(1_000, 10_000)) == {"job_7", "job_57", "job_107", "job_157", "job_207"}
+    assert set(store.in_hand(158, 10_000)) == {"job_7", "job_57", "job_107"}
+    assert "job_207" in store.in_hand(1_000, 160)
+    assert "job_7" not in store.in_hand(1_000, 160)
+    assert set(store.in_hand(1, 10_000)) == set()
+
+
 def test_a_row_leaves_and_enters_the_due_ones_as_it_is_written(store: JobStore) -> None:
     """The index is sparse: None takes a row out of it."""
     store.add(a_job(due_at=5), NOW)
@@ -562,6 +574,7 @@ def test_a_table_that_is_not_there_is_an_unavailable_port(aws: None) -> None:
         lambda: store.add(a_job(), NOW),
         lambda: store.update("job_1", Guard(ANY), owner="o2"),
         lambda: list(store.due(1, 1)),
+        lambda: store.in_hand(1, 1),
         lambda: store.list_by_client("alice", None, None, 1),
     ]
     for call in calls:

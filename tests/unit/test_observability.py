@@ -164,8 +164,16 @@ def test_a_providers_trouble_is_told_from_a_callers(
                 ("FailureRate", "lane=bulk"): 0,
             },
         ),
-        ("job_ended", {**END, "status": "cancelled"}, {("JobsCancelled", "lane=bulk"): 1, ("JobsCancelled", "client=alice"): 1}),
-        ("job_ended", {**END, "status": "expired"}, {("JobsExpired", "lane=bulk"): 1, ("JobsExpired", "client=alice"): 1}),
+        (
+            "job_ended",
+            {**END, "status": "cancelled"},
+            {("JobsCancelled", "lane=bulk"): 1, ("JobsCancelled", "client=alice"): 1},
+        ),
+        (
+            "job_ended",
+            {**END, "status": "expired"},
+            {("JobsExpired", "lane=bulk"): 1, ("JobsExpired", "client=alice"): 1},
+        ),
         (
             "target_told",
             {"target": "slack", "told_ms": 90},

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from backburner.errors import Overloaded
+from backburner.errors import Overloaded, PortUnavailable
 from backburner.lifecycle import LEASE_MS, PATIENCE_MS
 from backburner.models import Hint, Job, JobStatus, Lane
 from backburner.ports import Conflict
+from backburner.repair import ROWS_MAX
 from tests.fakes.house import House
 from tests.fakes.memory import ScriptedProvider
 
@@ -46,6 +47,43 @@ def test_a_killed_workers_job_is_taken_over_within_90_seconds() -> None:
                 house.repair.run_once()
             house.work()
         assert house.clock.now() - killed <= 90_000
+
+
+def test_a_killed_workers_job_does_not_wait_behind_a_backlog() -> None:
+    """However many rows are overdue, which a run moves on a thousand at a time."""
+    house = House()
+    for _ in range(ROWS_MAX + 200):
+        house.accept()
+    house.clock.advance(300)
+    job = house.accept()
+    _kill_during_the_call(house, job)
+    killed = house.clock.now()
+    house.hints.sent.clear()
+    while house.job(job.job_id).status is not JobStatus.COMPLETED:
+        house.clock.advance(20)
+        if (house.clock.now() - killed) % 60_000 == 40_000:
+            house.repair.run_once()
+        house.hints.sent[:] = [
+            sent for sent in house.hints.sent if sent.hint.job_id == job.job_id
+        ]  # all workers are busy
+        house.work()
+        assert house.clock.now() - killed <= 90_000, house.job(job.job_id)
+
+
+def test_a_backlog_is_moved_on_also_where_the_jobs_in_hand_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Throttled, say."""
+    house = House()
+    for _ in range(ROWS_MAX):
+        house.accept()
+    house.clock.advance(300)
+
+    def unseen(*_: object) -> list[str]:
+        raise PortUnavailable("ThrottlingException")
+
+    monkeypatch.setattr(house.store, "in_hand", unseen)
+    house.hints.sent.clear()
+    assert house.repair.run_once() == ROWS_MAX
+    assert len(house.hints.sent) == ROWS_MAX
 
 
 def test_a_job_that_waited_long_is_taken_over_as_soon() -> None:

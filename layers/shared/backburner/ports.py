@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
@@ -145,6 +145,9 @@ class JobStore(Protocol):
 
     def due(self, before: EpochMs, limit: int) -> Iterable[str]:
         """Ids of rows whose `due_at` is before that instant, the longest overdue first; may be seconds out of date."""
+
+    def in_hand(self, before: EpochMs, limit: int) -> Collection[str]:
+        """Ids of rows in processing among the latest `limit` or so of those; as of seconds ago, and some may lack."""
 
     def oldest_waiting(self, lane: Lane) -> EpochMs | None:
         """The earliest `waiting_since` of the lane's queued rows, perhaps as of seconds ago; None if none waits."""

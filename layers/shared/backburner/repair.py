@@ -5,18 +5,21 @@ Small, idempotent, and safe to run twice at once: every step is a conditional wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from backburner.errors import PortUnavailable
 from backburner.lifecycle import Lifecycle, lapses_at
-from backburner.models import DeadLetter, Hint, Job, JobStatus, Lane
+from backburner.models import DeadLetter, EpochMs, Hint, Job, JobStatus, Lane
 from backburner.ports import Clock, Conflict, DeadLetterQueue, JobStore, Journal
 
 LOOK_AHEAD_MS = 60_000
 """The pause between two runs: a lease that lapses before the next run is reminded of now, by a delayed hint."""
 ROWS_MAX = 1_000
+"""Of a longer backlog, the longest overdue are moved on; the others in the next runs."""
+LOOKS_MAX = 8_000
+"""Among so many of its latest are the jobs in hand, which do not wait behind it: their workers may be dead."""
 LETTERS_MAX = 100
 
 
@@ -32,10 +35,13 @@ class Repair:
 
     def run_once(self) -> int:
         """Move every due row one step on; return how many rows and unexplained letters there were."""
-        seen = 0
-        for job_id in self.store.due(self.clock.now() + LOOK_AHEAD_MS, ROWS_MAX):
-            seen += 1
+        before = self.clock.now() + LOOK_AHEAD_MS
+        due = list(self.store.due(before, ROWS_MAX))
+        if len(due) == ROWS_MAX:
+            due = list(dict.fromkeys((*self._in_hand(before), *due)))
+        for job_id in due:
             self._try(job_id)
+        seen = len(due)
         letters = self.dead_letters.look(LETTERS_MAX)
         for letter in letters:
             if letter.reason is not None:
@@ -55,6 +61,13 @@ class Repair:
         self._look_at_lanes()
         self.journal.note("repair_ran", seen=seen)
         return seen
+
+    def _in_hand(self, before: EpochMs) -> Collection[str]:
+        try:
+            return self.store.in_hand(before, LOOKS_MAX)
+        except PortUnavailable:
+            self.journal.note("jobs_in_hand_unseen")
+            return ()
 
     def _note_age(self, letters: Sequence[DeadLetter]) -> None:
         """How long the oldest letter has lain there: to the queue, one that was received three times has no age."""

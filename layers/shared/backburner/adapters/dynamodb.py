@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from heapq import merge
-from itertools import islice
+from itertools import batched, islice
 from typing import Any, Final, Unpack
 
 from botocore.exceptions import ClientError
@@ -311,12 +311,33 @@ class JobsTable:
         shards = [list(islice(self._due_in(str(shard), before), limit)) for shard in range(DUE_SHARDS)]
         return [job_id for _, job_id in islice(merge(*shards), limit)]
 
-    def _due_in(self, shard: str, before: EpochMs) -> Iterable[tuple[int, str]]:
+    def in_hand(self, before: EpochMs, limit: int) -> Collection[str]:
+        """The index has keys only, so the rows are asked for their status. What is throttled is left out."""
+        latest = [
+            job_id
+            for shard in range(DUE_SHARDS)
+            for _, job_id in islice(self._due_in(str(shard), before, latest_first=True), -(-limit // DUE_SHARDS))
+        ]
+        found: list[str] = []
+        for keys in batched(latest, KEYS_MAX, strict=False):
+            wanted = {
+                "Keys": [{"job_id": {"S": job_id}} for job_id in keys],
+                "ProjectionExpression": "job_id, #status",
+                "ExpressionAttributeNames": {"#status": "status"},
+            }
+            with translated():
+                reply = self._client.batch_get_item(RequestItems={self._table: wanted})
+            rows = reply["Responses"].get(self._table, ())
+            found += [row["job_id"]["S"] for row in rows if row["status"]["S"] == JobStatus.PROCESSING]
+        return found
+
+    def _due_in(self, shard: str, before: EpochMs, *, latest_first: bool = False) -> Iterable[tuple[int, str]]:
         pages = self._client.get_paginator("query").paginate(
             TableName=self._table,
             IndexName=DUE_INDEX,
             KeyConditionExpression="due_shard = :shard AND due_at < :before",
             ExpressionAttributeValues={":shard": {"S": shard}, ":before": _number(before)},
+            ScanIndexForward=not latest_first,
         )
         with translated():
             for page in pages:
