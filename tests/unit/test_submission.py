@@ -13,6 +13,7 @@ from backburner.errors import (
     JobNotFound,
     LaneFull,
     PortUnavailable,
+    RateLimited,
     Unavailable,
 )
 from backburner.models import (
@@ -32,7 +33,7 @@ from backburner.models import (
 )
 from backburner.submission import job_id_for
 from tests.fakes.house import ALICE, BOB, House
-from tests.fakes.memory import MODEL, FakeChance, MemoryCatalogue, MemoryHints
+from tests.fakes.memory import MODEL, FakeChance, MemoryCatalogue, MemoryHints, ScriptedProvider
 
 
 def test_an_accepted_job_is_stored_and_hinted_once() -> None:
@@ -425,6 +426,23 @@ def test_what_a_parked_job_waited_for_its_slot_is_the_whole_wait() -> None:
     house.accept("next")
     house.work()
     assert house.journal.named("call_ended")[-1]["slot_wait_ms"] == 0
+
+
+def test_the_wait_after_a_refusal_is_a_wait_of_its_own() -> None:
+    """The provider's limit was met twice; no second is counted for both, also where the second wait is parked."""
+    for again_after in (2, 40):
+        provider = ScriptedProvider(RateLimited(retry_after_seconds=again_after), "an answer")
+        house = House(catalogue=MemoryCatalogue(ONE_A_SECOND), provider=provider)
+        now = house.clock.now()
+        house.limits.gauges["model#m-1"] = Gauge("model#m-1", revision=1, cursors={"requests": (now + 5_000) * 1000})
+        job = house.accept()
+        while house.job(job.job_id).status is not JobStatus.COMPLETED:
+            house.work()
+            house.clock.advance(1)
+        first, second = (call["slot_wait_ms"] for call in house.journal.named("call_ended"))
+        assert first >= 4_000
+        assert second >= again_after * 1000
+        assert first + second <= house.clock.now() - now
 
 
 def test_a_job_that_does_not_wait_has_no_outlook() -> None:

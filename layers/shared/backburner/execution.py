@@ -347,6 +347,7 @@ class Execution:
                     self._park(lease, self.clock.now() + round(1000 * (error.retry_after_seconds or 1)))
                     return None
                 lease.called_at, lease.slot, slot = None, None, None
+                lease.job = replace(job, parked_since=self.clock.now())  # the wait for another slot begins
             else:
                 return answer
 
