@@ -410,16 +410,23 @@ def disable(
 def rotate_secret(
     client_id: Annotated[str, typer.Argument(help="A client that exists.")],
     grace_hours: Annotated[float, typer.Option(min=0, max=720, help="How long the one before stays valid too.")] = 24,
+    yes: Yes = False,
     stack: StackName = None,
     profile: Profile = None,
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a client a new webhook secret and print it, once. Until the one before ends, both sign."""
+    """Give a client a new webhook secret and print it, once. Until the one before ends, both sign.
+
+    Asks only where the one before would end at once.
+    """
     at = Deployment.find(stack, profile, region)
+    grace_ms = round(grace_hours * 3_600_000)
+    if not grace_ms:
+        confirm(f"Replace the webhook secret of {client_id} on {at.name}? The one before ends at once.", yes=yes)
     clients = ClientsTable(at.client("dynamodb"), at.outputs["ClientsTableName"])
     seals = FernetSeals(lambda: at.client("secretsmanager"), at.outputs["WebhookKeySecretArn"])
-    secret = rotate_webhook_secret(clients, seals, client_id, now=_now(), grace_ms=round(grace_hours * 3_600_000))
+    secret = rotate_webhook_secret(clients, seals, client_id, now=_now(), grace_ms=grace_ms)
     show(
         {"client_id": client_id, "webhook_secret": secret},
         f"Webhooks of {client_id} are now signed with this secret. Give it to the receiver; it is not shown again.",

@@ -30,7 +30,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.signature import SignatureVerifier
 
 from cli.deployment import NO_CREDENTIALS, NO_REGION, Deployment, Profile, Region, StackName
-from cli.screen import AsJson, Refused, show, table
+from cli.screen import AsJson, Refused, notes, show, table
 from cli.secrets import NAMES, read_secret
 
 MANIFEST = Path(__file__).parents[1] / "docs" / "slack-manifest.yaml"
@@ -55,7 +55,9 @@ LAPSED = frozenset(
 """What AWS says to credentials that are none, or none any more."""
 SCHEDULE = "RepairFunctionEveryMinute"
 """The rule that calls the repairer."""
-OF_A_VERSION = ("CodeSha256", "Environment", "Layers", "MemorySize", "Timeout")
+OF_A_VERSION = (
+    "CodeSha256", "Environment", "Layers", "MemorySize", "Timeout", "TracingConfig", "Runtime", "Architectures",
+)  # fmt: skip
 """What a version has of its function as it was when it was published."""
 DRIFT_LOOKS_MAX, DRIFT_PAUSE_SECONDS = 30, 2.0
 
@@ -364,11 +366,20 @@ def _unseen(what: str, error: Exception) -> Finding:
     return Finding(what, None, f"cannot be looked at: {code or error}")
 
 
-def examine(at: Deployment) -> list[Finding]:
-    """All that can be looked at, in order; nothing more once credentials or stack are not there."""
-    found = [*examined("AWS credentials", lambda: check_caller(at))]
+def examine(at: Deployment, say: Callable[[str], None] = lambda _what: None) -> list[Finding]:
+    """All that can be looked at, in order; nothing more once credentials or stack are not there.
+
+    say: told what is looked at, before it is.
+    """
+
+    def looked_at(what: str, check: Callable[[], Sequence[Finding]]) -> Sequence[Finding]:
+        say(what)
+        return examined(what, check)
+
+    found = [*looked_at("AWS credentials", lambda: check_caller(at))]
     if any(finding.ok is False for finding in found):
         return found
+    say("the stack")
     try:
         chosen, api_url = at.parameters, at.outputs["ApiUrl"]
     except Refused as error:
@@ -378,18 +389,24 @@ def examine(at: Deployment) -> list[Finding]:
 
     def keys() -> Sequence[Finding]:
         secret = read_secret(at)
+        say("the providers")
+        providers = check_providers(secret, urls, _needed(at))
+        say("Slack")
         slack = check_slack(secret, api_url, chosen.get("SlackApiBaseUrl", ""))
-        return [*check_secret(secret), *check_providers(secret, urls, _needed(at)), *slack]
+        return [*check_secret(secret), *providers, *slack]
+
+    say("the API")
+    api = check_api(api_url)
 
     return [
         *found,
         *models,
-        *check_api(api_url),
-        *examined("the secret", keys),
-        *examined("Lambda's quota", lambda: check_quota(at)),
-        *examined("alarms", lambda: check_alarms(at)),
-        *examined("versions", lambda: check_versions(at)),
-        *([] if at.local is not None else _by_hand(at)),
+        *api,
+        *looked_at("the secret", keys),
+        *looked_at("Lambda's quota", lambda: check_quota(at)),
+        *looked_at("alarms", lambda: check_alarms(at)),
+        *looked_at("versions", lambda: check_versions(at)),
+        *([] if at.local is not None else _by_hand(at, looked_at)),
     ]
 
 
@@ -402,12 +419,18 @@ def _needed(at: Deployment) -> str:
     return "" if model is None else model.provider
 
 
-def _by_hand(at: Deployment) -> list[Finding]:
+def _by_hand(at: Deployment, looked_at: Callable[..., Sequence[Finding]]) -> list[Finding]:
     """What somebody may have changed since it was deployed; the local stack's emulator knows nothing of it."""
     return [
-        *examined("the repairer's schedule", lambda: check_schedule(at)),
-        *examined("template drift", lambda: check_drift(at)),
+        *looked_at("the repairer's schedule", lambda: check_schedule(at)),
+        *looked_at("template drift", lambda: check_drift(at)),
     ]
+
+
+def _shown_at_work(at: Deployment) -> list[Finding]:
+    """What is found; while it is looked for, what is looked at is shown."""
+    with notes.status("") as line:
+        return examine(at, lambda what: line.update(f"Looking at {what}"))
 
 
 def doctor(stack: StackName = None, profile: Profile = None, region: Region = None, as_json: AsJson = False) -> None:
@@ -416,7 +439,8 @@ def doctor(stack: StackName = None, profile: Profile = None, region: Region = No
     Looks at credentials, models, API, keys, providers, Slack, quotas, who is told of alarms, and what was changed by
     hand.
     """
-    findings = examine(Deployment.find(stack, profile, region))
+    at = Deployment.find(stack, profile, region)
+    findings = examine(at) if as_json else _shown_at_work(at)
     grid = table("", "!what", "")
     for finding in findings:
         grid.add_row({True: "ok", False: "WRONG", None: "-"}[finding.ok], finding.what, finding.detail)

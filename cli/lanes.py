@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import batched, islice
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from cli.deployment import Deployment, Profile, Region, StackName
 from cli.desk import Desk, desk_of
 from cli.durations import in_words, seconds_of
 from cli.jobs import cancel_job
-from cli.screen import AsJson, Refused, Yes, confirm, notes, show
+from cli.screen import AsJson, Refused, Yes, confirm, notes, progress, show
 
 QUEUES = {
     Lane.INTERACTIVE: "InteractiveQueueUrl",
@@ -172,9 +173,11 @@ def resume(
 
 
 def _switched(at: Deployment, lane: Lane, *, on: bool, as_json: bool) -> None:
-    state = switch(at, lane, on=on)
+    wanted = "Enabled" if on else "Disabled"
+    with nullcontext() if as_json else notes.status(f"Waiting for the lane {lane} to be {wanted.lower()}"):
+        state = switch(at, lane, on=on)
     show({"lane": lane, "state": state}, f"The lane {lane} is {state.lower()}.", as_json=as_json)
-    if state != ("Enabled" if on else "Disabled"):
+    if state != wanted:
         raise typer.Exit(1)
 
 
@@ -212,15 +215,27 @@ def drain(
         raise typer.Exit(1)
 
 
+def _first_left(at: Deployment, desk: Desk, lane: Lane) -> list[Row]:
+    return list(islice(unfinished(at, desk, lane), LEFT_MAX))
+
+
 def _drained(at: Deployment, desk: Desk, lane: Lane, *, cancel: bool, ends_at: float) -> int:
     """Wait until nothing of the lane is left, but not beyond `ends_at`; how many jobs are left then."""
-    empty_looks = 0
-    with notes.status("") as line:
+    done = empty_looks = 0
+    # More than LEFT_MAX are not counted: the bar then stands at its beginning until it is the last so many that go.
+    total = len(_first_left(at, desk, lane))
+    what = f"Draining {lane}"
+    with progress(what, total) as bar, bar.saying(what) as say:
         while True:
             if cancel:
                 for row in unfinished(at, desk, lane):
-                    _cancel_waiting(desk, row)
-            left = list(islice(unfinished(at, desk, lane), LEFT_MAX))
+                    if row.status is JobStatus.QUEUED:
+                        say(f"Cancelling {row.job_id}")
+                        _cancel_waiting(desk, row)
+            left = _first_left(at, desk, lane)
+            while done < total - len(left):  # not back, where more jobs come than go
+                bar()
+                done += 1
             empty_looks = 0 if left else empty_looks + 1
             if empty_looks == EMPTY_LOOKS:
                 return 0
@@ -228,16 +243,13 @@ def _drained(at: Deployment, desk: Desk, lane: Lane, *, cancel: bool, ends_at: f
                 return sum(1 for _ in unfinished(at, desk, lane))
             if left:
                 count = f"{len(left)}" if len(left) < LEFT_MAX else f"at least {LEFT_MAX:,}"
-                line.update(f"{count} jobs left, the oldest seen {in_words(_age(desk, left))} old")
+                say(f"{count} jobs left, the oldest seen {in_words(_age(desk, left))} old")
             time.sleep(POLL_SECONDS)
 
 
 def _cancel_waiting(desk: Desk, row: Row) -> None:
-    if row.status is JobStatus.QUEUED:
-        try:
-            cancel_job(desk, row.job_id)
-        except Refused:
-            return  # it has ended meanwhile
+    with suppress(Refused):  # it has ended meanwhile
+        cancel_job(desk, row.job_id)
 
 
 def _age(desk: Desk, rows: Iterable[Row]) -> float:

@@ -44,7 +44,7 @@ ACCEPT_GB_SECONDS, POLL_GB_SECONDS, REPAIR_GB_SECONDS = 0.5 * 0.05, 0.5 * 0.02, 
 WORKER_GB = 1.0
 LOG_BYTES = 5_000
 REPAIRS = 60 * 730
-ALARMS, METRICS, DASHBOARDS, SECRETS = 46, 151, 1, 2
+ALARMS, METRICS, DASHBOARDS, SECRETS = 47, 158, 1, 2
 """The template's, a composite alarm counted as the five whose price it has; metrics as metrics.md counts them."""
 LEFT_OUT = (
     "data transfer to the internet",

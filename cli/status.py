@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from cli.durations import in_words
 from cli.jobs import Listing, clients_of
 from cli.lanes import QUEUES, pollers, processing, queue_counts
 from cli.limits import gauges, numbers, state
-from cli.screen import AsJson, console, show, table
+from cli.screen import AsJson, console, notes, show, table
 
 FAILURES_SECONDS = 3_600
 FAILURES_MAX = 1_000
@@ -133,8 +134,9 @@ def status(
     def failed() -> Failures:
         return failures(desk, clients_of(at), desk.lifecycle.clock.now() - 1000 * FAILURES_SECONDS)
 
-    counted = failed()
-    seen = look(at, desk, counted)
+    with nullcontext() if as_json else notes.status(f"Looking at {at.name}"):
+        counted = failed()
+        seen = look(at, desk, counted)
     if once or as_json or not console.is_terminal:
         show(seen, _drawn(seen), as_json=as_json)
         return

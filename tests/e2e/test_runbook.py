@@ -38,6 +38,9 @@ HERE = """aws() {
 """The CLI takes SQS's address from nowhere else; and the emulator has no quotas."""
 ELSEWHERE = ("sam build", "sam delete", "--name live")
 """Commands that change the stack itself run on one of their own."""
+BACK = 'git checkout "$LAST_GOOD" && sam build && sam deploy --config-env prod\n'
+BACK_BY_RELEASE = 'Release="$LAST_GOOD'
+"""How it takes back a bad deploy; and so with versions."""
 SHIFT = "Canary10Percent10Minutes"
 """How the runbook deploys gradually. The emulator has no CodeDeploy, so versions are moved at once."""
 GIT = ("git", "-c", "user.name=runbook", "-c", "user.email=runbook@example.com")
@@ -199,7 +202,7 @@ def test_no_command_is_left_out() -> None:
     """A command that nobody has run is a guess. Those that are not run with the others have tests of their own."""
     assert len(COMMANDS) >= 20
     elsewhere = [block for block in COMMANDS if not _is_run_here(block)]
-    assert elsewhere == [the_block(words) for words in ("git checkout", SHIFT, "get-alias", "sam delete")]
+    assert elsewhere == [the_block(words) for words in (BACK, BACK_BY_RELEASE, SHIFT, "get-alias", "sam delete")]
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +269,7 @@ def test_a_bad_deploy_is_taken_back(stack: Stack, own: dict[str, str], clone: Pa
     good = _commit(clone, "A good one")
     (clone / "template.yaml").write_text("Resources: {}\n")
     _commit(clone, "A bad one")
-    _well(the_block("git checkout").commands, own | {"LAST_GOOD": good, "resources": "of no stack yet"}, clone)
+    _well(the_block(BACK).commands, own | {"LAST_GOOD": good, "resources": "of no stack yet"}, clone)
     outputs = stack.aws("cloudformation").describe_stacks(StackName=OWN)["Stacks"][0]["Outputs"]
     assert any(each["OutputKey"] == "ApiUrl" for each in outputs)
     assert "WorkerAlias" not in _resources(stack)
@@ -278,16 +281,20 @@ def test_versions_are_switched_on_and_each_release_reaches_the_traffic(
     """On the stack that had none: what led to the functions leads to their aliases, and those to the release."""
     functions, gateway, logs = (stack.aws(service) for service in ("lambda", "apigateway", "logs"))
     names: dict[str, str] = {}
-    for version in ("1", "2"):
-        release = _commit(clone, f"Version {version}")
-        _well(the_block(SHIFT).commands.replace(SHIFT, "AllAtOnce"), own, clone)
+    release = ""
+    for version in ("1", "2", "3"):
+        if version == "3":
+            _well(the_block(BACK_BY_RELEASE).commands, own | {"LAST_GOOD": release}, clone)
+        else:
+            release = _commit(clone, f"Version {version}")
+            _well(the_block(SHIFT).commands.replace(SHIFT, "AllAtOnce"), own, clone)
         names = _resources(stack)
         alias = json.loads(_well(the_block("get-alias").commands, own, clone))
         assert (alias["AliasArn"], alias["FunctionVersion"]) == (names["WorkerAlias"], version)
         configuration = functions.get_function_configuration(FunctionName=alias["AliasArn"])
-        assert configuration["Environment"]["Variables"]["RELEASE"] == release
+        assert configuration["Environment"]["Variables"]["RELEASE"].startswith(f"{release}-")
     kept = functions.list_versions_by_function(FunctionName=names["WorkerFunction"])["Versions"]
-    assert [each["Version"] for each in kept] == ["$LATEST", "1", "2"]
+    assert [each["Version"] for each in kept] == ["$LATEST", "1", "2", "3"]
 
     for lane in ("Interactive", "Standard", "Bulk"):
         poller = functions.get_event_source_mapping(UUID=names[f"WorkerFunction{lane}"])
@@ -299,7 +306,7 @@ def test_versions_are_switched_on_and_each_release_reaches_the_traffic(
     url = api_url({each["OutputKey"]: each["OutputValue"] for each in outputs}, stack.endpoint_url)
     assert httpx2.post(f"{url}/jobs", trust_env=False, timeout=60).status_code == 401
     streams = logs.describe_log_streams(logGroupName=names["IngestLogs"])["logStreams"]
-    assert all("[2]" in each["logStreamName"] for each in streams), streams
+    assert all("[3]" in each["logStreamName"] for each in streams), streams
     assert streams
 
     def found() -> list[bool]:

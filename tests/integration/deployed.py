@@ -104,7 +104,7 @@ def deploy(**parameters: str) -> Deployed:
     elsewhere = {name: name for name in template()["Resources"] if name not in stateful} | known
     outputs |= {name: {"Value": _with_refs(body["Value"], elsewhere)} for name, body in template()["Outputs"].items()}
     reduced = {
-        **{part: template()[part] for part in ("AWSTemplateFormatVersion", "Parameters", "Mappings", "Conditions")},
+        **{part: template()[part] for part in ("AWSTemplateFormatVersion", "Parameters", "Mappings")},
         "Resources": stateful,
         "Outputs": outputs,
     }
@@ -122,6 +122,5 @@ def deploy(**parameters: str) -> Deployed:
     _switch_on_ttl(names)
     environments: dict[str, dict[str, str]] = {}
     for number, (function, variable) in enumerate(variables):
-        if f"Variable{number}" in found:  # a condition may leave it out
-            environments.setdefault(function, {})[variable] = found[f"Variable{number}"]
+        environments.setdefault(function, {})[variable] = found[f"Variable{number}"]
     return Deployed(names, environments)

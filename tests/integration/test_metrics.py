@@ -23,6 +23,7 @@ NOT_SHOWN = {
     ("JobsRefused", "slack"),  # these three as by ingest: both submit by the same use case
     ("JobsCancelled", "slack"),  # the button's; as by status
     ("TellingDelay", "worker"),  # of listeners, whom the same channel tells in the notifier; see test_websocket.py
+    *(("Faults", name) for name in ("status", "slack", "websocket", "worker", "notifier")),  # as by ingest
     ("JobsExpired", "repair"),  # as by the worker: `expire` is called by both
 }
 """What this walk leaves out."""
@@ -64,7 +65,7 @@ def emitted(text: str) -> dict[tuple[str, str], set[tuple[str, ...]]]:
 
 
 def test_each_function_emits_what_the_enum_says_and_nothing_else(
-    stack: Stack, provider: FakeProvider, capsys: pytest.CaptureFixture[str]
+    stack: Stack, provider: FakeProvider, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that complete, fail, are cancelled, refused, lost, put off and told of."""
     key = stack.client("alice", tokens_per_day=90)
@@ -94,6 +95,12 @@ def test_each_function_emits_what_the_enum_says_and_nothing_else(
     _set(stack, lost, status={"S": "processing"}, due_at={"N": "1"}, claims={"N": "3"}, attempts={"N": "3"})
     stack.repair()
     assert stack.row(lost)["status"]["S"] == "failed"
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("backburner.submission.Submission.accept", broken)
+    assert stack.post(bob, SMALL).status == 500
 
     found = emitted(capsys.readouterr().out)
     declared = {(metric.value, function): metric for metric in Metric for function in metric.functions}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import batched
@@ -17,7 +18,7 @@ from rich.console import Console
 from backburner import bootstrap
 from backburner.adapters.dynamodb import attributes
 from backburner.models import Failure, Gauge, Job, JobStatus, Lane
-from cli import jobs, lanes, status
+from cli import jobs, lanes, screen, status
 from cli.deployment import Deployment
 from cli.limits import numbers
 from tests.fakes.provider import Behaviour, FakeProvider
@@ -42,6 +43,16 @@ def pollers(tool: Any) -> Iterator[dict[str, str]]:
     yield _Pollers()
     for mapping in boto3.client("lambda").list_event_source_mappings()["EventSourceMappings"]:
         boto3.client("lambda").update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is drawn on stderr, as if that were a terminal."""
+    drawn = io.StringIO()
+    made = Console(file=drawn, force_terminal=True, width=200, highlight=False)
+    for module in (screen, lanes, status):
+        monkeypatch.setattr(module, "notes", made)
+    return drawn
 
 
 class _Pollers(dict[str, str]):
@@ -75,6 +86,31 @@ def test_a_poller_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lanes, "pollers", lambda _at: {Lane.BULK: lanes.Poller("u-1", next(states), 2)})
     assert lanes.switch(Somewhere(), Lane.BULK, on=False, sleep=slept.append) == "Disabled"  # type: ignore[arg-type]
     assert (calls, slept) == ([{"UUID": "u-1", "Enabled": False}], [lanes.POLL_SECONDS] * 2)
+
+
+def test_what_is_waited_for_is_shown_at_a_terminal(tool: Any, pollers: dict[str, str], terminal: io.StringIO) -> None:
+    """Lambda takes minutes at times. Whoever asks for JSON is shown nothing."""
+    for command in (("resume", "bulk"), ("pause", "bulk", "--yes"), ("status",)):
+        printed(tool(*command, "--json"))
+    assert terminal.getvalue() == ""
+    assert tool("resume", "bulk").stdout == "The lane bulk is enabled.\n"
+    assert "Waiting for the lane bulk to be enabled" in terminal.getvalue()
+    assert tool("pause", "bulk", "--yes").stdout == "The lane bulk is disabled.\n"
+    assert "Waiting for the lane bulk to be disabled" in terminal.getvalue()
+    assert "being worked on" in tool("status", "--once").stdout
+    assert "Looking at " in terminal.getvalue()
+
+
+def test_nothing_is_shown_of_waiting_where_there_is_no_terminal(tool: Any, pollers: dict[str, str]) -> None:
+    """A log is no place for what turns."""
+    for command in (
+        ("resume", "bulk"),
+        ("pause", "bulk", "--yes"),
+        ("status",),
+        ("drain", "bulk", "--cancel", "--yes"),
+    ):
+        done = tool(*command)
+        assert (done.exit_code, done.stderr) == (0, "")
 
 
 def test_a_poller_of_an_alias_is_found() -> None:
@@ -188,6 +224,30 @@ def test_a_lane_is_drained_when_nothing_of_it_waits_or_runs(
     assert printed(tool("drain", "bulk", "--json")) == {"lane": "bulk", "left": 0}
 
 
+@pytest.mark.parametrize(
+    ("counted", "bars", "said"), [(1_000, ["0/3", "1/3", "3/3"], "2 jobs left"), (2, ["0/2", "2/2"], "at least 2 jobs")]
+)
+def test_a_bar_shows_how_far_a_lane_is_drained(
+    stack: Stack, tool: Any, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch, counted: int, bars: Any, said: str
+) -> None:
+    """Out of the jobs there at the start, or of the last that are counted."""
+    key = stack.client()
+    ids = [stack.post(key, {"prompt": "a", "priority": "bulk"}).json["job_id"] for _ in range(3)]
+
+    def meanwhile(_seconds: float) -> None:
+        if ids:
+            stack.delete(key, ids.pop())
+        threading.Event().wait(0.25)  # a bar is drawn ten times a second
+
+    monkeypatch.setattr(lanes, "pollers", lambda _at: {})
+    monkeypatch.setattr(lanes, "LEFT_MAX", counted)
+    monkeypatch.setattr("cli.lanes.time.sleep", meanwhile)
+    assert tool("drain", "bulk").stdout == "The lane bulk is empty.\n"
+    drawn = terminal.getvalue()
+    assert [bar for bar in bars if bar not in drawn] == []
+    assert said in drawn
+
+
 def test_a_stopped_lane_is_drained_by_cancelling(stack: Stack, tool: Any) -> None:
     """What waits is cancelled, in this lane only."""
     key = stack.client()
@@ -240,7 +300,7 @@ def test_a_lane_that_looks_empty_is_looked_at_again(
     """An index is a moment behind: what one look has missed, the next one finds."""
     stack.post(stack.client(), {"prompt": "a", "priority": "bulk"})
     seen = lanes.unfinished
-    missed = iter([True])
+    missed = iter([True, True])  # one of them is for the bar
     monkeypatch.setattr(lanes, "pollers", lambda _at: {})
     monkeypatch.setattr(lanes, "unfinished", lambda *given: iter(()) if next(missed, False) else seen(*given))
     assert json.loads(tool("drain", "bulk", "--for", "0s", "--json").stdout)["left"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -226,9 +227,8 @@ def test_the_tool_makes_a_secret_and_prints_it_once(stack: Stack, tool: Any, rec
     made = tool("clients", "webhook-secret", "rotate", "alice", "--json")
     assert made.exit_code == 0, made.output
     secret = json.loads(made.output)["webhook_secret"]
-    assert (
-        "signs as well for 0 hours" in tool("clients", "webhook-secret", "rotate", "alice", "--grace-hours", "0").output
-    )
+    at_once = ("clients", "webhook-secret", "rotate", "alice", "--grace-hours", "0", "--yes")
+    assert "signs as well for 0 hours" in tool(*at_once).output
     job_id = stack.post(key, {"prompt": "a", "webhook": {"url": receiver.url}}).json["job_id"]
     stack.delete(key, job_id)
     stack.tell()
@@ -237,6 +237,22 @@ def test_the_tool_makes_a_secret_and_prints_it_once(stack: Stack, tool: Any, rec
         Verifier(secret).verify(request.body, request.headers)
     unknown = tool("clients", "webhook-secret", "rotate", "nobody")
     assert (unknown.exit_code, "no client 'nobody'" in unknown.output) == (2, True)
+
+
+def test_a_secret_is_ended_at_once_only_if_the_operator_says_so(stack: Stack, tool: Any) -> None:
+    """With a time of grace nothing is lost, so nothing is asked."""
+    stack.client()
+    table = ClientsTable(boto3.client("dynamodb"), stack.deployed.names["ClientsTable"])
+    rotate = ("clients", "webhook-secret", "rotate", "alice")
+    assert tool(*rotate).exit_code == 0
+    before = table.of("alice", 0)
+    refused = tool(*rotate, "--grace-hours", "0", input="n\n")
+    assert (refused.exit_code, "ends at once" in refused.stderr, table.of("alice", 0)) == (1, True, before)
+    assert tool(*rotate, "--grace-hours", "0").exit_code == 1
+    assert tool(*rotate, "--grace-hours", "0.5").exit_code == 0
+    assert tool(*rotate, "--grace-hours", "0", input="y\n").exit_code == 0
+    assert tool(*rotate, "--grace-hours", "0", "--yes", "--json").exit_code == 0
+    assert len(table.of("alice", time.time_ns() // 1_000_000)) == 1
 
 
 def test_the_tool_tells_again_whoever_was_given_up(stack: Stack, tool: Any) -> None:

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import pytest
 
 from backburner.models import SLACK, WEBHOOK, WEBSOCKET, Lane
 from backburner.observability import Metric
 from tests.template.resolved import (
+    PSEUDO_PARAMETERS,
     ROOT,
     Edit,
     Template,
@@ -30,6 +32,7 @@ AGE = "ApproximateAgeOfOldestMessage"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 METRICS = {metric.value: metric for metric in Metric}
 PROVIDERS = {"openai", "anthropic"}
+FUNCTIONS = ("Ingest", "Status", "Websocket", "Slack", "Worker", "Notifier", "Repair", "Alerts")
 STATISTICS = {
     Metric.OLDEST_WAITING: "Maximum",
     Metric.OLDEST_LETTER: "Maximum",
@@ -48,6 +51,7 @@ AWS_METRICS = {
 }
 """AWS's own metrics that alarms may watch, by which dimension, with which statistics."""
 FIXED_THRESHOLDS = {
+    "FaultsAlarm": "any fault of our own code",
     "DeadLetterDepthAlarm": "the first letter",
     "NotificationsDeadLetterDepthAlarm": "the first letter",
     "DeadLetterAgeAlarm": "a day, of the fourteen that a letter is kept",
@@ -56,12 +60,97 @@ FIXED_THRESHOLDS = {
     "StandardAgeAlarm": "as above",
     "NotificationsAgeAlarm": "follows from the longest delay of a message",
     "RepairHeartbeatAlarm": "any run",
-    **{
-        f"{name}ErrorsAlarm": "any crash"
-        for name in ("Ingest", "Status", "Websocket", "Slack", "Worker", "Notifier", "Repair", "Alerts")
-    },
+    **{f"{name}ErrorsAlarm": "any crash" for name in FUNCTIONS},
 }
 """Alarms whose threshold nobody needs to choose, and why."""
+
+
+class Watch(NamedTuple):
+    """What an alarm watches, when it fires, and for how long that must last, in words."""
+
+    statistic: str
+    metric: str
+    of: str
+    """Values of the dimensions: a lane, provider or service, or a resource's logical id."""
+    fires: str
+    """The comparison with a number, or with a parameter."""
+    held: str
+    """Points that must fire, of how many that are looked at, each of how many seconds."""
+
+
+WATCHES: dict[str, Watch] = {
+    # A lane: more than so many could start, or one waits longer than so many seconds, for two minutes.
+    "InteractiveDepthAlarm": Watch("Maximum", DEPTH, "InteractiveQueue", "> DepthAlarmMessages", "2 of 2 x 60 s"),
+    "StandardDepthAlarm": Watch("Maximum", DEPTH, "StandardQueue", "> DepthAlarmMessages", "2 of 2 x 60 s"),
+    "BulkDepthAlarm": Watch("Maximum", DEPTH, "BulkQueue", "> BulkDepthAlarmMessages", "2 of 2 x 60 s"),
+    "InteractiveOldestAlarm":
+        Watch("Maximum", Metric.OLDEST_WAITING, "interactive", "> InteractiveAgeAlarmSeconds", "2 of 2 x 60 s"),
+    "StandardOldestAlarm": Watch("Maximum", Metric.OLDEST_WAITING, "standard", "> AgeAlarmSeconds", "2 of 2 x 60 s"),
+    "BulkOldestAlarm": Watch("Maximum", Metric.OLDEST_WAITING, "bulk", "> BulkAgeAlarmSeconds", "2 of 2 x 60 s"),
+    "InteractiveAgeAlarm": Watch("Maximum", AGE, "InteractiveQueue", "> 3600", "2 of 2 x 60 s"),
+    "StandardAgeAlarm": Watch("Maximum", AGE, "StandardQueue", "> 3600", "2 of 2 x 60 s"),
+    "BulkAgeAlarm": Watch("Maximum", AGE, "BulkQueue", "> BulkAgeAlarmSeconds", "2 of 2 x 60 s"),
+    # Its jobs: too many fail or take too long, for ten of fifteen minutes. A backlog takes as long as it takes.
+    **{
+        f"{lane.title()}FailureAlarm":
+            Watch("Average", Metric.FAILURE_RATE, lane, "> FailureAlarmPercent", "2 of 3 x 300 s")
+        for lane in Lane
+    },
+    "InteractiveDurationAlarm":
+        Watch("p95", Metric.TOTAL_DURATION, "interactive", "> InteractiveDurationAlarmSeconds", "2 of 3 x 300 s"),
+    "StandardDurationAlarm":
+        Watch("p95", Metric.TOTAL_DURATION, "standard", "> DurationAlarmSeconds", "2 of 3 x 300 s"),
+    # Dead letters: the first one, at once, and one of a day. That of jobs lasts over looks that see a part or none.
+    "DeadLetterDepthAlarm": Watch("Maximum", DEPTH, "DeadLetterQueue", ">= 1", "1 of 3 x 60 s"),
+    "DeadLetterAgeAlarm": Watch("Maximum", Metric.OLDEST_LETTER, "repair", "> 86400", "1 of 6 x 300 s"),
+    "NotificationsDeadLetterDepthAlarm":
+        Watch("Maximum", DEPTH, "NotificationsDeadLetterQueue", ">= 1", "1 of 1 x 60 s"),
+    "NotificationsDeadLetterAgeAlarm":
+        Watch("Maximum", AGE, "NotificationsDeadLetterQueue", "> 86400", "1 of 1 x 300 s"),
+    # Telling: as a lane, and what is given up within an hour.
+    "NotificationsDepthAlarm": Watch("Maximum", DEPTH, "NotificationsQueue", "> DepthAlarmMessages", "2 of 2 x 60 s"),
+    "NotificationsAgeAlarm": Watch("Maximum", AGE, "NotificationsQueue", "> 1800", "2 of 2 x 60 s"),
+    "WebhooksGivenUpAlarm":
+        Watch("Sum", Metric.DELIVERIES, "webhook given_up", "> GivenUpAlarmWebhooks", "1 of 1 x 3600 s"),
+    "SlackGivenUpAlarm": Watch("Sum", Metric.DELIVERIES, "slack given_up", "> GivenUpAlarmSlack", "1 of 1 x 3600 s"),
+    # What runs: the API, for two of five or ten of fifteen minutes; any function's crash, twice in three; the repairer.
+    "EndpointErrorsAlarm": Watch("Sum", "5XXError", "AWS::StackName", "> EndpointErrorsAlarmCount", "2 of 5 x 60 s"),
+    "EndpointErrorRateAlarm":
+        Watch("Average", "5XXError", "AWS::StackName", "> EndpointErrorsAlarmPart", "2 of 3 x 300 s"),
+    **{f"{name}ErrorsAlarm": Watch("Sum", "Errors", f"{name}Function", "> 0", "2 of 3 x 60 s") for name in FUNCTIONS},
+    "FaultsAlarm": Watch("Sum", Metric.FAULTS, "all", "> 0", "1 of 1 x 60 s"),
+    "RepairHeartbeatAlarm": Watch("Sum", Metric.REPAIR_RUNS, "repair", "< 1", "5 of 5 x 60 s"),
+    # Providers: calls fail for ten minutes; and what a day costs.
+    **{
+        f"{name}FaultsAlarm":
+            Watch("Average", Metric.CALL_FAULTS, name.lower(), "> ProviderFaultsAlarmPercent", "2 of 2 x 300 s")
+        for name in ("OpenAI", "Anthropic")
+    },
+    "SpendAlarm": Watch("Sum", Metric.COST, "worker", "> SpendAlarmUsd", "1 of 1 x 86400 s"),
+}  # fmt: skip
+"""What each alarm is there for."""
+DEFAULTS = {
+    "DepthAlarmMessages": "50",
+    "BulkDepthAlarmMessages": "5000",
+    "InteractiveAgeAlarmSeconds": "60",
+    "AgeAlarmSeconds": "600",
+    "BulkAgeAlarmSeconds": "21600",
+    "FailureAlarmPercent": "10",
+    "InteractiveDurationAlarmSeconds": "60",
+    "DurationAlarmSeconds": "900",
+    "EndpointErrorsAlarmCount": "5",
+    "EndpointErrorsAlarmPart": "0.2",
+    "ProviderFaultsAlarmPercent": "50",
+    "SpendAlarmUsd": "100",
+    "GivenUpAlarmWebhooks": "10",
+    "GivenUpAlarmSlack": "2",
+}
+"""What the parameters are in the template as shipped."""
+MADE_OF = {
+    "SaturatedAlarm": " OR ".join(f"({lane.title()}DepthAlarm AND {lane.title()}OldestAlarm)" for lane in Lane),
+    "ProviderTroubleAlarm": "OpenAIFaultsAlarm OR AnthropicFaultsAlarm",
+}
+"""Of which alarms, by logical id, each composite alarm is made, and how."""
 
 # ── Rules ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,6 +206,7 @@ def _is_emitted(template: Template, metric: Metric, dimensions: dict[str, Any]) 
         "provider": PROVIDERS,
         "service": deployed & set(metric.functions),
         "channel": {SLACK, WEBHOOK, WEBSOCKET},
+        "scope": {"all"},
         "outcome": {"delivered", "put_off", "given_up"},
     }
     sets = {frozenset(by.split(",")) for by in metric.by} | {frozenset({"service"})}
@@ -239,11 +329,61 @@ def thresholds(template: Template) -> list[str]:
     ]
 
 
+def watches(template: Template) -> list[str]:
+    """Every alarm is about what it is there for, and fires when it should.
+
+    For the template as written, where thresholds are parameters, and as shipped, where they are the defaults of these.
+    """
+    known = of_type(template, ALARM_TYPE)
+    problems = [f"{name}: only one of template and table has it" for name in sorted(known.keys() ^ WATCHES.keys())]
+    for name in known.keys() & WATCHES.keys():
+        for field, found, meant in zip(Watch._fields, _watch(known[name]), WATCHES[name], strict=True):
+            if found not in {meant, _filled_in(meant)}:
+                problems.append(f"{name}: {field} is {found!r}, not {meant!r}")
+    return problems
+
+
+def _watch(body: dict[str, Any]) -> Watch:
+    periods, dimensions = body["EvaluationPeriods"], _dimensions(body)
+    sign = {"GreaterThanThreshold": ">", "GreaterThanOrEqualToThreshold": ">=", "LessThanThreshold": "<"}
+    return Watch(
+        statistic=str(body.get("Statistic") or body.get("ExtendedStatistic")),
+        metric=str(body.get("MetricName")),
+        of=" ".join(_called(dimensions[name]) for name in sorted(dimensions)),
+        fires=f"{sign.get(body['ComparisonOperator'], body['ComparisonOperator'])} {_called(body['Threshold'])}",
+        held=f"{body.get('DatapointsToAlarm', periods)} of {periods} x {body['Period']} s",
+    )
+
+
+def _called(value: Any) -> str:
+    return referred(value) or referred(value, "QueueName") or str(value)
+
+
+def _filled_in(words: str) -> str:
+    """With values for names, as in a template that `shipped` has filled in."""
+    values = DEFAULTS | PSEUDO_PARAMETERS
+    return " ".join(values.get(word, word) for word in words.split(" "))
+
+
+def made_of(template: Template) -> list[str]:
+    """Every composite alarm is made of the alarms that it is there for, in the way that it should."""
+    known = {name: _made_of(body) for name, body in of_type(template, COMPOSITE).items()}
+    return [
+        f"{name}: is {known.get(name)!r}, not {MADE_OF.get(name)!r}"
+        for name in sorted(known.keys() | MADE_OF.keys())
+        if known.get(name) != MADE_OF.get(name)
+    ]
+
+
+def _made_of(body: dict[str, Any]) -> str:
+    return " ".join(re.sub(r'ALARM\("\$\{(\w+)\}"\)', r"\1", str(body["AlarmRule"]["Fn::Sub"])).split())
+
+
 def _all(template: Template) -> dict[str, dict[str, Any]]:
     return of_type(template, ALARM_TYPE) | of_type(template, COMPOSITE)
 
 
-RULES = [alarms, actions, descriptions, coverage, composites]
+RULES = [alarms, actions, descriptions, coverage, composites, watches, made_of]
 
 # ── Tests ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -340,3 +480,172 @@ SATURATED = "Resources.SaturatedAlarm.Properties.{}".format
 def test_sam_05_an_alarm_that_never_fires_or_says_nothing_is_found(rule: Any, edit: Edit, named: str) -> None:
     """Each way of silencing an alarm is a problem, named."""
     assert any(named in problem for problem in rule(shipped(edit)))
+
+
+# ── Tests of what each alarm is there for ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_sam_05_the_table_has_each_alarm_of_the_template_and_no_other() -> None:
+    """A new alarm says in the table what it is there for."""
+    assert WATCHES.keys() == of_type(source(), ALARM_TYPE).keys()
+    assert MADE_OF.keys() == of_type(source(), COMPOSITE).keys()
+
+
+def test_sam_05_alarms_watch_what_they_are_there_for_as_written() -> None:
+    """By the names of the parameters, of which two may have one default."""
+    assert watches(source()) == []
+
+
+def test_sam_05_thresholds_are_as_shipped() -> None:
+    """Each parameter that is a threshold has the default of the table, and each of the table is a threshold."""
+    parameters = source()["Parameters"]
+    assert {watch.fires.split(" ")[1] for watch in WATCHES.values()} & parameters.keys() == DEFAULTS.keys()
+    assert {name: str(parameters[name]["Default"]) for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("name", "properties", "named"),
+    [
+        ("InteractiveDepthAlarm", {"Dimensions": "StandardDepthAlarm"}, "of is 'StandardQueue', not 'Interactive"),
+        ("WorkerErrorsAlarm", {"Dimensions": "IngestErrorsAlarm"}, "of is 'IngestFunction', not 'WorkerFunction'"),
+        ("BulkOldestAlarm", {"Dimensions": "StandardOldestAlarm"}, "of is 'standard', not 'bulk'"),
+        ("BulkDepthAlarm", {"Threshold": {"Ref": "FailureAlarmPercent"}}, "fires is '> FailureAlarmPercent'"),
+        ("BulkDepthAlarm", {"Threshold": {"Ref": "DepthAlarmMessages"}}, "fires is '> DepthAlarmMessages'"),
+        ("InteractiveOldestAlarm", {"Threshold": {"Ref": "InteractiveDurationAlarmSeconds"}}, "fires is '> Interac"),
+        ("StandardDepthAlarm", {"Threshold": 50000}, "fires is '> 50000', not '> DepthAlarmMessages'"),
+        ("RepairHeartbeatAlarm", {"ComparisonOperator": "LessThanOrEqualToThreshold"}, "fires is 'LessThanOrEqualTo"),
+        ("StandardDepthAlarm", {"EvaluationPeriods": 5}, "held is '5 of 5 x 60 s', not '2 of 2 x 60 s'"),
+        ("StandardDepthAlarm", {"DatapointsToAlarm": 1}, "held is '1 of 2 x 60 s', not '2 of 2 x 60 s'"),
+        ("StandardDepthAlarm", {"Period": 300}, "held is '2 of 2 x 300 s', not '2 of 2 x 60 s'"),
+        ("EndpointErrorRateAlarm", {"Statistic": "Sum"}, "statistic is 'Sum', not 'Average'"),
+        ("StandardAgeAlarm", {"MetricName": DEPTH}, f"metric is '{DEPTH}', not '{AGE}'"),
+    ],
+)
+def test_sam_05_an_alarm_that_watches_something_else_is_found(
+    name: str, properties: dict[str, Any], named: str
+) -> None:
+    """Each way of being about something else, or of firing at another time, is a problem, named."""
+    template = source()
+    if (other := properties.get("Dimensions")) is not None:
+        properties = {"Dimensions": of_type(template, ALARM_TYPE)[other]["Dimensions"]}
+    found = watches(_with(template, name, **properties))
+    assert any(problem.startswith(f"{name}: {named}") for problem in found)
+
+
+@pytest.mark.parametrize("load", [source, shipped])
+def test_sam_05_no_two_alarms_can_be_about_each_others_subjects(load: Callable[[], Template]) -> None:
+    """Whichever two have their dimensions swapped, both are named."""
+    template = load()
+    dimensions = {name: body["Dimensions"] for name, body in _in_both(template).items()}
+    missed = []
+    for one, other in combinations(dimensions, 2):
+        swapped = _with(_with(template, one, Dimensions=dimensions[other]), other, Dimensions=dimensions[one])
+        if dimensions[one] != dimensions[other] and not {one, other} <= _named(watches(swapped)):
+            missed.append((one, other))
+    assert missed == []
+
+
+def test_sam_05_no_alarm_can_have_the_threshold_of_another() -> None:
+    """Nor any other parameter, even one with the same default."""
+    template = source()
+    known = _in_both(template)
+    others = [*(body["Threshold"] for body in known.values()), *({"Ref": name} for name in template["Parameters"])]
+    assert [
+        (name, other)
+        for name, body in known.items()
+        for other in others
+        if other != body["Threshold"] and name not in _named(watches(_with(template, name, Threshold=other)))
+    ] == []
+
+
+def test_sam_05_no_alarm_can_fire_at_another_time() -> None:
+    """Whatever of an alarm is changed, it is named."""
+    template = shipped()
+    missed = []
+    for name, body in _in_both(template).items():
+        periods, points = body["EvaluationPeriods"], body.get("DatapointsToAlarm", body["EvaluationPeriods"])
+        changes: list[dict[str, Any]] = [
+            {"Threshold": _thousandfold(body["Threshold"])},
+            {"EvaluationPeriods": periods + 1},
+            {"DatapointsToAlarm": points + 1},
+            {"DatapointsToAlarm": points - 1},
+            {"Period": body["Period"] * 2},
+            {"Period": 10},
+            {"ComparisonOperator": "GreaterThanUpperThreshold"},
+            {"Statistic": "SampleCount"},
+            {"MetricName": "Invocations"},
+        ]
+        changes += [{"EvaluationPeriods": periods - 1}] if periods > 1 else []
+        changes += [{"DatapointsToAlarm": periods}] if points != periods else []
+        missed += [(name, change) for change in changes if name not in _named(watches(_with(template, name, **change)))]
+    assert missed == []
+
+
+@pytest.mark.parametrize("parameter", DEFAULTS)
+def test_sam_05_no_threshold_can_have_another_default(parameter: str) -> None:
+    """The alarms whose parameter it is are named."""
+    default = source()["Parameters"][parameter]["Default"]
+    found = watches(shipped(put(f"Parameters.{parameter}.Default", _thousandfold(default))))
+    having = {name for name, watch in WATCHES.items() if watch.fires == f"> {parameter}"}
+    assert having
+    assert having <= _named(found)
+
+
+def test_sam_05_an_alarm_that_is_not_in_both_template_and_table_is_found() -> None:
+    """What a new alarm is there for has to be said; and one that is gone is missed."""
+    assert "SpendAlarm" in _named(watches(source(drop("Resources.SpendAlarm"))))
+    assert "NewAlarm" in _named(watches(source(put("Resources.NewAlarm", source()["Resources"]["SpendAlarm"]))))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("SaturatedAlarm", " AND ", " OR "),
+        ("SaturatedAlarm", " OR ", " AND "),
+        ("SaturatedAlarm", "InteractiveDepthAlarm", "StandardDepthAlarm"),
+        ("SaturatedAlarm", "StandardOldestAlarm", "StandardAgeAlarm"),
+        ("SaturatedAlarm", ' OR (ALARM("${BulkDepthAlarm}") AND ALARM("${BulkOldestAlarm}"))', ""),
+        ("SaturatedAlarm", ' AND ALARM("${BulkOldestAlarm}")', ""),
+        ("SaturatedAlarm", "(", ""),
+        ("ProviderTroubleAlarm", " OR ", " AND "),
+        ("ProviderTroubleAlarm", "OpenAIFaultsAlarm", "AnthropicFaultsAlarm"),
+        ("ProviderTroubleAlarm", "AnthropicFaultsAlarm", "WorkerErrorsAlarm"),
+        ("ProviderTroubleAlarm", " OR ", " OR NOT "),
+        ("ProviderTroubleAlarm", "ALARM(", "OK("),
+        ("ProviderTroubleAlarm", "ALARM(", "INSUFFICIENT_DATA("),
+    ],
+)
+def test_sam_05_a_composite_alarm_made_otherwise_is_found(name: str, old: str, new: str) -> None:
+    """Of other alarms, of fewer, or joined by another word."""
+    rule = of_type(shipped(), COMPOSITE)[name]["AlarmRule"]["Fn::Sub"]
+    assert old in rule
+    changed = _with(shipped(), name, AlarmRule={"Fn::Sub": rule.replace(old, new)})
+    assert _named(made_of(changed)) == {name}
+
+
+def test_sam_05_a_composite_alarm_too_few_or_too_many_is_found() -> None:
+    """As for any alarm."""
+    assert _named(made_of(source(drop("Resources.SaturatedAlarm")))) == {"SaturatedAlarm"}
+    body = source()["Resources"]["SaturatedAlarm"]
+    assert _named(made_of(source(put("Resources.NewAlarm", body)))) == {"NewAlarm"}
+
+
+def _with(template: Template, name: str, **properties: Any) -> Template:
+    """The template with properties of one resource set; it shares everything else with the one given."""
+    body = template["Resources"][name]
+    changed = body | {"Properties": body["Properties"] | properties}
+    return template | {"Resources": template["Resources"] | {name: changed}}
+
+
+def _in_both(template: Template) -> dict[str, dict[str, Any]]:
+    """The alarms that template and table have."""
+    return {name: body for name, body in of_type(template, ALARM_TYPE).items() if name in WATCHES}
+
+
+def _named(problems: list[str]) -> set[str]:
+    return {problem.split(":")[0] for problem in problems}
+
+
+def _thousandfold(value: Any) -> Any:
+    """A number, or text of one, that is far from what it was."""
+    return type(value)(float(value) * 1000 + 1)

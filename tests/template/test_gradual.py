@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.template import test_alarms, test_permissions, test_queues, test_settings, test_storage, test_timeouts
 from tests.template.resolved import (
     Template,
     functions,
@@ -26,6 +27,14 @@ from tests.template.test_interface import cycles, faults
 GRADUAL = ("Ingest", "Status", "Slack", "Worker", "Notifier", "Repair")
 """Functions of the endpoint and of jobs. A change of the others (WebSocket, alarms in Slack) is at once."""
 SHIFT = "Canary10Percent10Minutes"
+EVERYWHERE = [
+    *test_permissions.RULES,
+    *test_timeouts.RULES,
+    *test_alarms.RULES,
+    *(test_queues.partial_failures, test_queues.redrive, test_queues.encryption),
+    *(test_storage.kept, test_storage.tables, test_storage.buckets, test_storage.keys, test_storage.names),
+    *(test_settings.variables, test_settings.values),
+]
 KINDS = ("AWS::Lambda::Version", "AWS::Lambda::Alias", "AWS::CodeDeploy::DeploymentGroup")
 
 
@@ -59,7 +68,6 @@ def test_the_template_as_shipped_has_none_of_it() -> None:
     kinds = {body["Type"] for body in shipped()["Resources"].values()}
     assert kinds.isdisjoint({*KINDS, "AWS::CodeDeploy::Application"})
     assert "DeploymentRole" not in shipped()["Resources"]
-    assert all("RELEASE" not in body["Environment"]["Variables"] for body in functions(shipped()).values())
 
 
 def test_cfn_lint_finds_nothing() -> None:
@@ -144,6 +152,20 @@ def test_a_stage_follows_when_versions_are_switched_on() -> None:
     assert source()["Resources"]["Api"]["Properties"]["AlwaysDeploy"] is True
 
 
+@pytest.mark.parametrize("rule", EVERYWHERE)
+def test_the_rules_of_the_template_hold_with_versions(template: Template, rule: Any) -> None:
+    """Permissions, timeouts, queues, storage, alarms and variables."""
+    assert rule(template) == []
+
+
+def test_snapshots_are_of_functions_that_people_wait_for() -> None:
+    """And of none unless they are asked for."""
+    chosen = shipped(DeploymentPreference="AllAtOnce", Release="v2", SnapStart="PublishedVersions")
+    applied = {name: body["SnapStart"]["ApplyOn"] for name, body in functions(chosen).items() if "SnapStart" in body}
+    assert applied == dict.fromkeys(("IngestFunction", "StatusFunction", "SlackFunction"), "PublishedVersions")
+    assert all(body.get("SnapStart", {}).get("ApplyOn", "None") == "None" for body in functions(shipped()).values())
+
+
 def test_all_at_once_needs_no_shift() -> None:
     """Versions and aliases, which CloudFormation moves by itself."""
     template = shipped(DeploymentPreference="AllAtOnce", Release="v2")
@@ -165,11 +187,13 @@ def test_a_release_changes_functions_and_versions(template: Template) -> None:
 
 
 def test_a_new_layer_is_a_new_version_whatever_the_release_is_called(template: Template) -> None:
-    """The program is in layers, so that a name given twice keeps no change of it from its traffic."""
+    """The program is in layers, so that a name given twice keeps no change of it from its traffic.
+
+    Of no other function: Lambda publishes nothing where a function is as it was, and CloudFormation would fail.
+    """
     for version in of_type(template, "AWS::Lambda::Version").values():
-        layers = mentioned(version["Description"])
-        assert {template["Resources"][name]["Type"] for name in layers} == {"AWS::Lambda::LayerVersion"}
-        assert len(layers) == 3
+        function = functions(template)[referred(version["FunctionName"])]
+        assert mentioned(version["Description"]) == {referred(layer) for layer in function["Layers"]}
 
 
 def test_alarms_of_faults_take_a_version_back_and_not_those_of_load(template: Template) -> None:
@@ -178,6 +202,7 @@ def test_alarms_of_faults_take_a_version_back_and_not_those_of_load(template: Te
         assert set(alarms(group)) == {
             "EndpointErrorsAlarm",
             "EndpointErrorRateAlarm",
+            "FaultsAlarm",
             *(f"{name}ErrorsAlarm" for name in GRADUAL),
         }
 

@@ -25,12 +25,17 @@ def actions(template: Template) -> list[str]:
     ]
 
 
+OF_NO_RESOURCE = {"cloudwatch:DescribeAlarms"}
+"""Actions that IAM knows for all resources only."""
+
+
 def targets(template: Template) -> list[str]:
-    """Every statement is about resources of this template, never about all there are."""
+    """Every statement is about resources of this template, never about all there are, if its actions know any."""
     own = template["Resources"].keys()
     return [
         f"{role}: {statement.get('Resource', 'no Resource')}"
         for role, statement in _statements(template)
+        if statement.get("Resource") != "*" or not set(_many(statement.get("Action"))) <= OF_NO_RESOURCE
         if "NotResource" in statement
         or not _many(statement.get("Resource"))
         or not all(mentioned(resource) & own for resource in _many(statement.get("Resource")))
@@ -51,13 +56,16 @@ def wildcards(template: Template) -> list[str]:
     return [
         f"{role}: {text}"
         for role, text in texts
-        if isinstance(text, str) and ("*" in text or "?" in text)
+        if isinstance(text, str) and text != "*" and ("*" in text or "?" in text)  # of "*", `targets` says
         if not text.endswith(NAMES) or text.count("*") > 1 or "?" in text
     ]
 
 
+CODE_DEPLOYS = "DeploymentRole"
+
+
 def roles(template: Template) -> list[str]:
-    """Every function has a role of its own, without managed policies, that Lambda alone may take."""
+    """Every function has a role of its own, with no managed policy, that only Lambda may take. CodeDeploy has one."""
     used = {name: referred(body.get("Role"), "Arn") for name, body in functions(template).items()}
     shared = {role for role, count in Counter(used.values()).items() if count > 1}
     known = of_type(template, ROLE)
@@ -65,8 +73,9 @@ def roles(template: Template) -> list[str]:
     for name, body in known.items():
         principals = [statement.get("Principal") for statement in body["AssumeRolePolicyDocument"]["Statement"]]
         problems += [f"{name}: managed policies"] if body.get("ManagedPolicyArns") else []
-        problems += [f"{name}: taken by {principals}"] if principals != [{"Service": "lambda.amazonaws.com"}] else []
-        problems += [f"{name}: no function has it"] if name not in used.values() else []
+        taker = "codedeploy" if name == CODE_DEPLOYS else "lambda"
+        problems += [f"{name}: taken by {principals}"] if principals != [{"Service": f"{taker}.amazonaws.com"}] else []
+        problems += [f"{name}: no function has it"] if name not in {*used.values(), CODE_DEPLOYS} else []
     return problems + [f"{name}: a policy beside the roles" for name in of_type(template, "AWS::IAM::Policy")]
 
 

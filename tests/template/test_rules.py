@@ -16,6 +16,7 @@ BAD = {
     "DefaultModelIsKnown": {"DefaultModel": "llama-3"},
     "SlackModelIsKnown": {"SlackModel": "llama-3"},
     "VersionsHaveReleases": {"DeploymentPreference": "AllAtOnce"},
+    "SnapStartNeedsVersions": {"SnapStart": "PublishedVersions"},
 }
 """A combination for each rule that only that rule refuses."""
 GOOD = [
@@ -28,6 +29,7 @@ GOOD = [
     {"SlackModel": "claude-haiku-5-5"},
     {"DeploymentPreference": "Canary10Percent10Minutes", "Release": "v1.2.3-4-g5e6f7a8"},
     {"Release": "v1.2.3"},
+    {"SnapStart": "PublishedVersions", "DeploymentPreference": "AllAtOnce", "Release": "v1.2.3"},
 ]
 
 
@@ -86,8 +88,8 @@ def test_an_address_that_is_none_is_refused(name: str) -> None:
 
 
 def test_a_single_parameter_at_its_edge_is_refused_only_for_good_reason() -> None:
-    """Rules are about combinations; only versions cannot do without a release's name."""
+    """Rules are about combinations; only versions need a release's name, and SnapStart versions."""
     refused = [parameters for parameters in parameter_extremes(source()) if refusals(shipped(**parameters))]
-    assert all(parameters.keys() == {"DeploymentPreference"} for parameters in refused)
-    assert {"DeploymentPreference": "None"} not in refused
+    assert all(parameters.keys() <= {"DeploymentPreference", "SnapStart"} for parameters in refused)
+    assert "None" not in {value for parameters in refused for value in parameters.values()}
     assert refusals(shipped(put("Parameters.RunbookUrl.Default", "https://wiki.example.com"))) != []

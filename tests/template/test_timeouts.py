@@ -175,7 +175,7 @@ RULES = [visibility, call, gateway, waiting, aws_calls, retention, window, loss,
 def _endpoint_timeouts(template: Template) -> dict[str, int]:
     permissions = of_type(template, "AWS::Lambda::Permission").values()
     called = [p["FunctionName"] for p in permissions if p["Principal"] == "apigateway.amazonaws.com"]
-    names = {referred(function) or referred(function, "Arn") for function in called}
+    names = {led_to(template, function) for function in called}
     return {name: timeout_seconds(functions(template)[name]) for name in sorted(names)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import threading
@@ -16,7 +17,11 @@ from typing import Any
 import pytest
 import yaml
 from botocore.exceptions import ClientError, NoCredentialsError
+from rich.console import Console
+from typer.testing import CliRunner
 
+from cli import doctor
+from cli.__main__ import app
 from cli.clients import create_client
 from cli.deployment import Deployment
 from cli.doctor import (
@@ -294,6 +299,25 @@ def raising(error: Exception) -> Callable[[], None]:
         raise error
 
     return fail
+
+
+def test_each_check_is_named_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a terminal; whoever asks for JSON is shown nothing else."""
+    at = described("CREATE_COMPLETE", {"ApiUrl": "http://127.0.0.1:1", "ProviderSecretArn": "arn:secret"})
+    at._clients["secretsmanager"] = Aws(get_secret_value={"SecretString": "{}"})
+    named: list[str] = []
+    found = examine(at, named.append)
+    assert named == [
+        "AWS credentials", "the stack", "the API", "the secret", "the providers", "Slack", "Lambda's quota", "alarms",
+        "versions", "the repairer's schedule", "template drift",
+    ]  # fmt: skip
+    drawn = io.StringIO()
+    monkeypatch.setattr(doctor, "notes", Console(file=drawn, force_terminal=True, width=100))
+    monkeypatch.setattr(Deployment, "find", lambda *_: at)
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert ([each["what"] for each in told], drawn.getvalue()) == ([finding.what for finding in found], "")
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert ("template drift" in shown.stdout, "Looking at template drift" in drawn.getvalue()) == (True, True)
 
 
 @pytest.mark.parametrize("outputs", [{}, {"Website": "https://example.com"}])

@@ -19,7 +19,7 @@ METRICS = {metric.value: metric for metric in Metric}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 DIMENSION_VALUES = {"lane": 3, "model": 2, "client": 1, "provider": 2, "dimension": 3, "code": 6, "kind": 6}
 """As docs/metrics.md counts: a deployment that uses two models and measures no client by name."""
-DIMENSION_VALUES |= {"channel": 3, "outcome": 3}
+DIMENSION_VALUES |= {"channel": 3, "outcome": 3, "scope": 1}
 USD_A_MONTH = 0.30
 """For each of the first 10,000 custom metrics. Source: aws.amazon.com/cloudwatch/pricing, us-east-1."""
 
@@ -187,6 +187,10 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ("listeners_told", {"count": 2, "told_ms": 30}, {("TellingDelay", "channel=websocket"): 30}),
         ("target_untold", {"target": "slack", "again": True}, {("Deliveries", "channel=slack,outcome=put_off"): 1}),
         ("target_untold", {"target": "slack", "again": False}, {("Deliveries", "channel=slack,outcome=given_up"): 1}),
+        ("request_failed", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
+        ("socket_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
+        ("job_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
+        ("telling_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
         ("job_repaired", {"kind": "hint_resent"}, {("Repairs", "kind=hint_resent"): 1}),
         ("lane_seen", {"lane": "bulk", "oldest_seconds": 2.5}, {("OldestWaitingJob", "lane=bulk"): 2.5}),
         ("letters_seen", {"oldest_seconds": 90.5}, {("OldestDeadLetter", "service=worker"): 90.5}),
@@ -213,6 +217,14 @@ def test_an_event_is_measured(
     found = emitted(capsys)
     assert {key: found.get(key) for key in expected} == expected
     assert {name for name, _ in found} == {name for name, _ in expected}
+
+
+def test_lines_name_the_release_that_has_a_name(caplog: pytest.LogCaptureFixture) -> None:
+    """While traffic is shifted, two of them write into one log."""
+    Logbook(release="v2").note("hint_dropped", job_id="job_1")
+    Logbook().note("hint_dropped", job_id="job_2")
+    told = {record.__dict__["job_id"]: record.__dict__.get("release") for record in caplog.records}
+    assert told == {"job_1": "v2", "job_2": None}
 
 
 def test_clients_that_are_not_measured_share_one_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ NO_STACK = {"size"}
 
 ASKS = {
     "jobs retry", "jobs cancel", "dlq retry", "dlq discard", "clients disable", "pause", "drain", "load",
-    "secrets rotate-sealing-key", "secrets set",
+    "secrets rotate-sealing-key", "secrets set", "clients webhook-secret rotate",
 }  # fmt: skip
 """What destroys or costs something."""
 

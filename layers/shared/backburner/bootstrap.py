@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import secrets
 import threading
 import time
@@ -56,11 +55,11 @@ class SystemClock:
 
 
 class SystemChance:
-    """The machine's randomness, as ports.Chance."""
+    """The machine's randomness, as ports.Chance. Asked each time: a seed would be the same in copies of a snapshot."""
 
     def uniform(self, low: float, high: float) -> float:
         """A number between the two."""
-        return random.uniform(low, high)
+        return secrets.SystemRandom().uniform(low, high)
 
     def name(self) -> str:
         """26 characters of base 32: 130 bits."""
@@ -71,7 +70,7 @@ def _logbook(settings: Common) -> Logbook:
     """Logs, and metrics that name the clients that the deployment wants to see by name."""
     from backburner.observability import Logbook
 
-    return Logbook(frozenset(_names(settings.measured_clients)))
+    return Logbook(frozenset(_names(settings.measured_clients)), settings.release)
 
 
 def _lanes(settings: Common) -> dict[Lane, str]:

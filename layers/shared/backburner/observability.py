@@ -93,6 +93,7 @@ class Metric(StrEnum):
 
     DELIVERIES = "Deliveries", COUNT, "notifier worker", "channel,outcome"
     TELLING_DELAY = "TellingDelay", MILLISECONDS, "notifier worker", "channel"
+    FAULTS = "Faults", COUNT, "ingest status slack websocket worker notifier", "scope"
     REPAIRS = "Repairs", COUNT, "repair worker", "kind"
     REPAIR_RUNS = "RepairRuns", COUNT, "repair"
 
@@ -114,12 +115,13 @@ _lines = threading.RLock()  # re-entered where SIGTERM interrupts a note
 class Logbook:
     """The journal, as ports.Journal: one JSON line an event, and a line of metrics where the event is measured.
 
-    measured: the clients that metrics name; all others are OTHER_CLIENTS.
+    measured: the clients that metrics name; all others are OTHER_CLIENTS. release: what is deployed, if it has a name.
     The namespace of the metrics comes from POWERTOOLS_METRICS_NAMESPACE, their service from POWERTOOLS_SERVICE_NAME.
     """
 
-    def __init__(self, measured: frozenset[str] = frozenset()) -> None:
+    def __init__(self, measured: frozenset[str] = frozenset(), release: str = "") -> None:
         self._measured = measured
+        self._release = {"release": release} if release else {}
         powertools = EphemeralMetrics()
         self._namespace, self._service = powertools.namespace, powertools.service
 
@@ -134,7 +136,8 @@ class Logbook:
 
     def note(self, event: str, **fields: Any) -> None:
         """Log `noun_verb` with the fields that have a value, and measure what is to be measured of it."""
-        given = {name: value for name, value in {**_subject.get(), **fields}.items() if value is not None}
+        all_fields = {**self._release, **_subject.get(), **fields}
+        given = {name: value for name, value in all_fields.items() if value is not None}
         with _lines:
             logger().info(event, extra=given)
             for about, values in _EVENTS[event](given) if event in _EVENTS else ():
@@ -227,6 +230,11 @@ def _limits(fields: Mapping[str, Any]) -> _Measured:
     return _one({Metric.PROVIDER_LIMIT: fields["provider_limit"], Metric.CONFIGURED_LIMIT: fields["configured"]})
 
 
+def _fault(_: Mapping[str, Any]) -> _Measured:
+    """An alarm watches one series, so there is one of all functions."""
+    return _one({Metric.FAULTS: 1}, scope="all")
+
+
 _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "job_accepted": lambda _: _one({Metric.JOBS_ACCEPTED: 1}),
     "job_refused": _refusal,
@@ -238,6 +246,10 @@ _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "target_told": _told,
     "listeners_told": lambda fields: _one({Metric.TELLING_DELAY: fields["told_ms"]}, channel=WEBSOCKET),
     "target_untold": _untold,
+    "request_failed": _fault,
+    "socket_faulted": _fault,
+    "job_faulted": _fault,
+    "telling_faulted": _fault,
     "job_repaired": lambda _: _one({Metric.REPAIRS: 1}),
     "lane_seen": lambda fields: _one({Metric.OLDEST_WAITING: fields["oldest_seconds"]}),
     "letters_seen": lambda fields: _one({Metric.OLDEST_LETTER: fields["oldest_seconds"]}),

@@ -36,6 +36,7 @@ class Common(Settings):
     max_attempts: Annotated[int, Field(ge=1, le=10)]
     on_unknown_outcome: Literal["retry", "fail"]
     measured_clients: str = ""
+    release: str = ""
 
 
 class WebhookSettings(Settings):

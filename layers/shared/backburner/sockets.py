@@ -118,7 +118,7 @@ class SocketApi:
             self.journal.note("socket_failed", route=about["routeKey"], error=error.message)
             return {"statusCode": 503}
         except Exception as error:  # noqa: BLE001  what Lambda would log of it may hold what a client sent
-            self.journal.note("socket_failed", route=about["routeKey"], error=type(error).__name__)
+            self.journal.note("socket_faulted", route=about["routeKey"], error=type(error).__name__)
             return {"statusCode": 500}
         return {"statusCode": 200}
 
