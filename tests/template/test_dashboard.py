@@ -27,7 +27,7 @@ RESOURCES = {
     "ApiName": (r"<(AWS::StackName)>", ""),
 }
 """How AWS's dimensions name a resource of this template, never by a name of its own."""
-VALUES = {"lane": {"interactive", "standard", "bulk"}, "provider": {"openai", "anthropic"}}
+VALUES = {"lane": {"interactive", "standard", "bulk"}, "provider": {"openai", "anthropic"}, "scope": {"all"}}
 SEARCH = re.compile(r"SEARCH\('\{\"([^\"]+)\",([\w,]+)\} MetricName=\"(\w+)\"', '(\w+)', (\d+)\)")
 ORDER = (
     "healthy", "deep", "old", "fast", "fails", "cost", "bottleneck", "cache", "Dead letters",

@@ -304,7 +304,7 @@ def test_a_jobs_whole_road_is_noted_with_its_requests_id() -> None:
 def test_the_runbooks_queries_ask_for_fields_that_lines_have() -> None:
     """By the names that the log has; Logs Insights shows nothing of others, and no error."""
     runbook = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
-    queries = re.findall(r'^filter message = "(\w+)" \| stats (.+)$', runbook, re.MULTILINE)
+    queries = re.findall(r"^insights 'filter message = \"(\w+)\" \| stats (.+)'$", runbook, re.MULTILINE)
     known = {"call_ended": CALL, "job_ended": {**END, "status": "failed", "model": "m-1", "code": "timeout"}}
     assert {event for event, _ in queries} == known.keys()
     for event, stats in queries:
