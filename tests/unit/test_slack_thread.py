@@ -143,11 +143,11 @@ def test_slow_names_do_not_hold_up_the_question(
 ) -> None:
     """What is not there in time is left as an id."""
     monkeypatch.setattr(slack_thread, "RECALL_SECONDS_MAX", 0.3)
-    slack.script("users.info", *[{"delay_seconds": 0.2}] * 10)
+    slack.script("users.info", *[{"delay_seconds": 1.0}] * 10)
     asked = asked_in(house, slack.say("question"))
     began = time.monotonic()
     (turn,) = recalled(house, slack, asked, " ".join(f"@U0000USR{n}" for n in range(9)))
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 6
     assert "@U0000USR8" in turn[1]
 
 
