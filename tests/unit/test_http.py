@@ -643,7 +643,7 @@ def test_an_odd_gateway_event_is_never_a_500(desk: Desk, odd: dict[str, Any], mi
         for name in [name for name, value in odd.items() if missing and value is None]:
             del event[name]
         assert reply_of(handler(event, Context(desk.house))).status < 500
-    assert desk.house.journal.named("request_failed") == []
+    assert desk.house.journal.named("request_failed") == desk.house.journal.named("request_faulted") == []
 
 
 def test_a_body_in_base64_is_read(desk: Desk) -> None:
@@ -937,13 +937,28 @@ def test_a_store_that_does_not_answer_is_a_503_to_be_tried_again(desk: Desk) -> 
         assert "Throttling" not in reply.text
 
 
+@pytest.mark.parametrize("name", ["add", "get", "list_by_client", "find"])
+def test_the_log_names_what_did_not_answer_and_no_fault_of_ours(desk: Desk, name: str) -> None:
+    """A fault of ours raises an alarm, which takes a new version back; AWS's trouble is none."""
+    setattr(
+        desk.clients if name == "find" else desk.house.store, name, _raising(PortUnavailable("ThrottlingException"))
+    )
+    replies = [desk.post({"prompt": "a"}), desk.ask("GET", "/jobs/job_1"), desk.ask("GET", "/jobs")]
+    failed = [reply for reply in replies if reply.status == 503]
+    assert [noted["cause"] for noted in desk.house.journal.named("request_failed")] == ["ThrottlingException"] * len(
+        failed
+    )
+    assert failed
+    assert desk.house.journal.named("request_faulted") == []
+
+
 def test_a_mistake_of_ours_is_a_500_that_gives_nothing_away(desk: Desk) -> None:
     """A problem document like all others; the log has the kind of the error, and no more."""
     desk.house.store.get = _raising(RuntimeError("SECRET in /var/task/x.py"))
     reply = desk.ask("GET", "/jobs/job_1")
     refused(reply, 500, "internal_error")
     assert "SECRET" not in reply.text
-    [noted] = desk.house.journal.named("request_failed")
+    [noted] = desk.house.journal.named("request_faulted")
     assert noted["error"] == "RuntimeError"
     assert "SECRET" not in str(noted)
 
@@ -1057,7 +1072,7 @@ def test_no_headers_path_or_query_whatever_are_a_5xx(
             reply = desk.ask(method, place, given_headers, queryStringParameters=query)
             assert reply.status < 500
         assert desk.post({"prompt": "a"}, given_headers).status < 500
-    assert desk.house.journal.named("request_failed") == []
+    assert desk.house.journal.named("request_failed") == desk.house.journal.named("request_faulted") == []
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_providers_trouble_is_told_from_a_callers(
         ("listeners_told", {"count": 2, "told_ms": 30}, {("TellingDelay", "channel=websocket"): 30}),
         ("target_untold", {"target": "slack", "again": True}, {("Deliveries", "channel=slack,outcome=put_off"): 1}),
         ("target_untold", {"target": "slack", "again": False}, {("Deliveries", "channel=slack,outcome=given_up"): 1}),
-        ("request_failed", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
+        ("request_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
         ("socket_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
         ("job_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),
         ("telling_faulted", {"error": "KeyError"}, {("Faults", "scope=all"): 1}),

@@ -175,12 +175,19 @@ def resolver(journal: Journal, refuse: Refuse, paths: Paths) -> APIGatewayRestRe
 
     @app.exception_handler(Refusal)  # type: ignore[untyped-decorator]
     def refused(error: Refusal) -> Response[str]:
+        if isinstance(error.__cause__, PortUnavailable):
+            journal.note("request_failed", cause=error.__cause__.message)
         return refuse(error, {})
+
+    @app.exception_handler(PortUnavailable)  # type: ignore[untyped-decorator]
+    def unavailable(error: PortUnavailable) -> Response[str]:
+        journal.note("request_failed", cause=error.message)
+        return refuse(Unavailable(), {})
 
     @app.exception_handler(Exception)  # type: ignore[untyped-decorator]
     def broke(error: Exception) -> Response[str]:
-        journal.note("request_failed", error=type(error).__name__, cause=type(error.__cause__).__name__)
-        return refuse(Unavailable() if isinstance(error, PortUnavailable) else InternalError(), {})
+        journal.note("request_faulted", error=type(error).__name__, cause=type(error.__cause__).__name__)
+        return refuse(InternalError(), {})
 
     @app.not_found
     def nothing_here(_: NotFoundError) -> Response[str]:

@@ -246,7 +246,7 @@ _EVENTS: Final[Mapping[str, Callable[[Mapping[str, Any]], _Measured]]] = {
     "target_told": _told,
     "listeners_told": lambda fields: _one({Metric.TELLING_DELAY: fields["told_ms"]}, channel=WEBSOCKET),
     "target_untold": _untold,
-    "request_failed": _fault,
+    "request_faulted": _fault,
     "socket_faulted": _fault,
     "job_faulted": _fault,
     "telling_faulted": _fault,

@@ -230,7 +230,7 @@ class SlackDesk:
             self.journal.note("request_refused", code=Unavailable.code, cause=error.message)
             return _problem(Unavailable())
         except Exception as error:  # noqa: BLE001  a gateway's 502 would hold the error's text
-            self.journal.note("request_failed", error=type(error).__name__)
+            self.journal.note("request_faulted", error=type(error).__name__)
             return _problem(InternalError())
 
     def _reply(self, event: Json) -> Json:
